@@ -1,0 +1,389 @@
+"""The settings of a run: one frozen tree, read from a recipe and `--set` overrides. Runs in every process.
+
+Defaults are the paper's figures where it fixes one (arXiv 2602.05885; the authors' scripts where it is silent); the
+recipes under rl/recipes/ override them. Unknown keys, wrong types and values that contradict each other are refused
+with the place they came from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+class ConfigError(ValueError):
+    """A setting that can't be used; the message names the place, the key and what is allowed."""
+
+
+def ranged(default: Any, low: float | None = None, high: float | None = None, above: float | None = None) -> Any:
+    """A field whose value must satisfy low <= value <= high and value > above, where given."""
+    return field(default=default, metadata={"low": low, "high": high, "above": above})
+
+
+@dataclass(frozen=True)
+class Problems:
+    """Where problems come from: our generator, or a folder of KernelBench-format files (then `path` names it)."""
+
+    source: Literal["generator", "folder"] = "generator"
+    path: str = ""
+    train: int = ranged(48, low=1)
+    heldout: int = ranged(24, low=1)
+    size: Literal["cpu", "gpu"] = "gpu"
+
+
+@dataclass(frozen=True)
+class Env:
+    """The judge. `slots` 0: as many as the device allows; `trials`: random inputs a candidate must match."""
+
+    slots: int = ranged(0, low=0)
+    trials: int = ranged(5, low=1)
+    compile_timeout_s: float = ranged(60.0, above=0)
+    run_timeout_s: float = ranged(60.0, above=0)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The policy: a Hugging Face folder (`path`), or, where `path` is empty, a small Qwen3-shaped model built anew.
+
+    `context` (tokens) is the longest prompt + answer, for either kind.
+    """
+
+    path: str = ""
+    layers: int = ranged(4, low=1)
+    width: int = ranged(192, low=8)
+    heads: int = ranged(6, low=1)
+    kv_heads: int = ranged(2, low=1)
+    mlp: int = ranged(512, low=8)
+    vocab_size: int = ranged(2048, low=300)
+    context: int = ranged(18432, low=2)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How often the scripted teacher gives each kind of first answer; they add up to 1."""
+
+    decoy: float = ranged(0.2, low=0, high=1)
+    wrong: float = ranged(0.1, low=0, high=1)
+    broken: float = ranged(0.1, low=0, high=1)
+    lazy: float = ranged(0.2, low=0, high=1)
+    fused: float = ranged(0.25, low=0, high=1)
+    tuned: float = ranged(0.15, low=0, high=1)
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Cold-start data: trajectories in which the teacher answers through the environment."""
+
+    trajectories: int = ranged(8000, low=1)
+    turns: int = ranged(5, low=1)
+    shares: Shares = field(default_factory=Shares)
+
+
+@dataclass(frozen=True)
+class Sft:
+    """Supervised training on the collected trajectories; `batch_tokens` is one optimiser step's tokens."""
+
+    epochs: int = ranged(4, low=1)
+    lr: float = ranged(1e-6, above=0)
+    batch_tokens: int = ranged(64 * 18432, low=1)
+    warmup_share: float = ranged(0.05, low=0, high=0.99)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Sampling for training. `batch_size` is how many prompts the plain engine decodes at once."""
+
+    prompts_per_step: int = ranged(16, low=1)
+    samples_per_prompt: int = ranged(16, low=1)
+    turns: int = ranged(3, low=1)
+    max_new_tokens: int = ranged(8192, low=1)
+    temperature: float = ranged(1.0, above=0)
+    top_p: float = ranged(1.0, above=0, high=1)
+    batch_size: int = ranged(64, low=1)
+
+
+@dataclass(frozen=True)
+class Reward:
+    """R = C + C * min(speedup, speedup_cap) + C * PR; without `hack_check` a hack that is right earns too."""
+
+    speedup_cap: float = ranged(3.0, above=0)
+    profiling_ratio: bool = True
+    hack_check: bool = True
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """The baseline (rl/advantages.py) and the discount of the return."""
+
+    estimator: Literal["trloo", "grpo", "grpo_std", "rloo", "reinforce"] = "trloo"
+    gamma: float = ranged(1.0, low=0, high=1)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Rejection by train/rollout mismatch (MRS, token veto; `token_veto` 0: none) and by profiling ratio (PRS)."""
+
+    mrs: Literal["sample", "trajectory", "off"] = "sample"
+    mrs_low: float = ranged(0.999, low=0, high=1)
+    mrs_high: float = ranged(1.001, low=1)
+    token_veto: float = ranged(1e-4, low=0, high=1)
+    prs: Literal["soft", "hard", "off"] = "soft"
+    prs_tau: float = ranged(0.3, low=0, high=1)
+    prs_s: float = ranged(0.1, above=0)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """PPO clip: the ratio stays in [1 - clip_low, 1 + clip_high]. `scale` divides the loss (see rl/loss.py)."""
+
+    clip_low: float = ranged(0.2, above=0, high=1)
+    clip_high: float = ranged(0.28, above=0)
+    scale: float = ranged(1000.0, above=0)
+
+
+@dataclass(frozen=True)
+class Optim:
+    """AdamW for RL (SFT takes all but `lr` and `warmup_steps` from here)."""
+
+    lr: float = ranged(1e-6, above=0)
+    weight_decay: float = ranged(0.01, low=0)
+    beta1: float = ranged(0.9, low=0, high=0.9999)
+    beta2: float = ranged(0.999, low=0, high=0.999999)
+    max_grad_norm: float = ranged(1.0, above=0)
+    warmup_steps: int = ranged(0, low=0)
+
+
+@dataclass(frozen=True)
+class Train:
+    """The RL loop. `micro_batch_tokens` bounds the padded tokens of one forward pass (memory, never the result).
+
+    `autocast`: compute in bf16 over fp32 weights; for CUDA only.
+    """
+
+    steps: int = ranged(300, low=1)
+    checkpoint_every: int = ranged(10, low=1)
+    keep_checkpoints: int = ranged(2, low=1)
+    micro_batch_tokens: int = ranged(32768, low=1)
+    autocast: bool = False
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Held-out evaluation: samples a problem, turns a sample, and their sampling."""
+
+    samples: int = ranged(8, low=1)
+    turns: int = ranged(3, low=1)
+    temperature: float = ranged(1.0, above=0)
+    top_p: float = ranged(0.95, above=0, high=1)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole tree; one a run, written to <run>/config.json."""
+
+    name: str = "default"
+    seed: int = ranged(0, low=0)
+    device: Literal["cpu", "cuda"] = "cuda"
+    problems: Problems = field(default_factory=Problems)
+    env: Env = field(default_factory=Env)
+    model: Model = field(default_factory=Model)
+    collect: Collect = field(default_factory=Collect)
+    sft: Sft = field(default_factory=Sft)
+    rollout: Rollout = field(default_factory=Rollout)
+    reward: Reward = field(default_factory=Reward)
+    advantage: Advantage = field(default_factory=Advantage)
+    rejection: Rejection = field(default_factory=Rejection)
+    loss: Loss = field(default_factory=Loss)
+    optim: Optim = field(default_factory=Optim)
+    train: Train = field(default_factory=Train)
+    eval: Eval = field(default_factory=Eval)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain nested dict; `from_json` gives back an equal Config."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], where: str = "config.json") -> Config:
+        """Build and check a Config from nested dicts. Raises ConfigError that names `where`."""
+        return _build(data, lambda key: where)
+
+
+def load_recipe(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) -> Config:
+    """The recipe rl/recipes/<name>.toml (or the TOML file at a path), with overrides "a.b=c" applied in order.
+
+    Raises ConfigError for a missing or malformed file, an unknown key, a wrong type, or contradictory values.
+    """
+    path = Path(name_or_path) if name_or_path.endswith(".toml") else RECIPES / f"{name_or_path}.toml"
+    if not path.is_file():
+        known = sorted(recipe.stem for recipe in RECIPES.glob("*.toml"))
+        raise ConfigError(f"no recipe {name_or_path!r}{_nearest(name_or_path, known)}; known: {', '.join(known)}")
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+    origins: dict[str, str] = {}
+    for override in overrides:
+        _override(data, override, origins)
+
+    def where(key: str) -> str:
+        """The last override of the key, or of a key inside that section; else the file."""
+        return next((o for k, o in reversed(origins.items()) if k == key or k.startswith(f"{key}.")), str(path))
+
+    return _build(data, where)
+
+
+def load_run(run: Path | str) -> Config:
+    """The Config of a run folder, from its config.json. Raises ConfigError where there is none, or a broken one."""
+    path = Path(run) / "config.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} is missing: prepare the run folder first (scripts/prepare)") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}: not JSON: {error}; prepare the run folder again") from error
+    return Config.from_json(data, str(path))
+
+
+def _override(data: dict[str, Any], override: str, origins: dict[str, str]) -> None:
+    """Write one "a.b=c" into the nested dict and note its key's origin."""
+    key, equals, text = override.partition("=")
+    key, text = key.strip(), text.strip()
+    where = f"--set {override}"
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"{where}: expected key=value, e.g. train.steps=3")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word, so that device=cuda needs no quotes inside the shell's
+    *sections, last = key.split(".")
+    for depth, section in enumerate(sections, 1):
+        data = data.setdefault(section, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"{where}: {'.'.join(sections[:depth])} is a value, not a section")
+    data[last] = value
+    origins[key] = where
+
+
+def _build(data: dict[str, Any], where: Callable[[str], str]) -> Config:
+    config = _section(Config, data, "", where)
+    _check(config, where)
+    return config
+
+
+def _section(cls: type, data: Any, prefix: str, where: Callable[[str], str]) -> Any:
+    """An instance of the dataclass `cls` from a dict, every value checked. `prefix`: its dotted path, "" at the top."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where(prefix)}: {prefix} is a section with keys {_names(cls)}, got {data!r}")
+    hints = get_type_hints(cls)
+    for key in data:
+        if key not in hints:
+            dotted = f"{prefix}.{key}" if prefix else key
+            raise ConfigError(
+                f"{where(dotted)}: unknown key {dotted!r}{_nearest(key, list(hints))}; "
+                f"known{f' in {prefix}' if prefix else ''}: {_names(cls)}"
+            )
+    values = {}
+    for spec in fields(cls):
+        dotted = f"{prefix}.{spec.name}" if prefix else spec.name
+        if is_dataclass(hints[spec.name]):
+            values[spec.name] = _section(hints[spec.name], data.get(spec.name, {}), dotted, where)
+        elif spec.name in data:
+            values[spec.name] = _value(data[spec.name], hints[spec.name], spec.metadata, dotted, where(dotted))
+        elif spec.default is MISSING:
+            raise ConfigError(f"{where(dotted)}: {dotted} is missing")
+    return cls(**values)
+
+
+def _value(value: Any, kind: Any, limits: Any, key: str, where: str) -> Any:
+    """`value` as type `kind` within its limits, or ConfigError."""
+    if get_origin(kind) is Literal:
+        allowed = get_args(kind)
+        if value not in allowed:
+            hint = _nearest(value, list(allowed)) if isinstance(value, str) else ""
+            raise ConfigError(f"{where}: {key} = {value!r}{hint}; allowed: {', '.join(allowed)}")
+        return value
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:  # not isinstance: True is an int to Python, and steps = true is a mistake
+        words = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+        raise ConfigError(f"{where}: {key} must be {words[kind]}, got {value!r} ({type(value).__name__})")
+    low, high, above = limits.get("low"), limits.get("high"), limits.get("above")
+    inside = (
+        (low is None or value >= low)
+        and (high is None or value <= high)
+        and (above is None or value > above)
+        and (kind is not float or abs(value) != float("inf"))
+    )
+    if limits and not inside:
+        parts = [f">= {low}" if low is not None else "", f"> {above}" if above is not None else ""]
+        parts += [f"<= {high}" if high is not None else ""]
+        raise ConfigError(f"{where}: {key} = {value!r}; allowed: {' and '.join(filter(None, parts))}, and finite")
+    return value
+
+
+def _check(config: Config, where: Callable[[str], str]) -> None:
+    """Refuse values that are fine alone and wrong together."""
+
+    def require(holds: bool, key: str, message: str) -> None:
+        if not holds:
+            raise ConfigError(f"{where(key)}: {key}: {message}")
+
+    problems, model, rollout = config.problems, config.model, config.rollout
+    require(problems.source != "folder" or problems.path != "", "problems.path", "source = folder needs the folder")
+    require(
+        problems.source == "folder" or problems.path == "",
+        "problems.path",
+        "is read only with problems.source = folder",
+    )
+    require(
+        config.device == "cuda" or problems.size == "cpu",
+        "problems.size",
+        "gpu-sized problems take hours in the CPU interpreter; use problems.size = cpu, or device = cuda",
+    )
+    require(not config.train.autocast or config.device == "cuda", "train.autocast", "bf16 autocast needs device = cuda")
+    require(
+        model.heads % model.kv_heads == 0, "model.heads", f"must be a multiple of model.kv_heads ({model.kv_heads})"
+    )
+    require(
+        model.width % (2 * model.heads) == 0,
+        "model.width",
+        f"must be a multiple of 2 * model.heads ({2 * model.heads}): rotary positions rotate pairs",
+    )
+    require(
+        rollout.max_new_tokens < model.context,
+        "rollout.max_new_tokens",
+        f"{rollout.max_new_tokens} leaves no room for a prompt in model.context = {model.context}",
+    )
+    require(
+        rollout.top_p == 1.0,
+        "rollout.top_p",
+        "must be 1.0: log-probs of a cut distribution can't be compared with the learner's",
+    )
+    require(
+        problems.source == "folder" or rollout.prompts_per_step <= problems.train,
+        "rollout.prompts_per_step",
+        f"{rollout.prompts_per_step} is more than problems.train = {problems.train}",
+    )
+    require(
+        rollout.samples_per_prompt > 1 or not config.advantage.estimator.startswith("grpo"),
+        "rollout.samples_per_prompt",
+        f"{config.advantage.estimator} subtracts the group's mean: with one sample every advantage is 0",
+    )
+    total = sum(asdict(config.collect.shares).values())
+    require(abs(total - 1) < 1e-6, "collect.shares", f"must add up to 1, they add up to {total:g}")
+
+
+def _names(cls: type) -> str:
+    return ", ".join(spec.name for spec in fields(cls))
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f" (did you mean {near[0]!r}?)" if near else ""

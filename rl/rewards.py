@@ -1,0 +1,63 @@
+"""From a verdict to a reward, and from a trajectory's rewards to its returns. Runs in the driver. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from env.records import BLAMELESS_STATUSES, STATUSES
+from rl.config import Reward
+
+
+def reward(verdict: dict[str, Any], config: Reward) -> tuple[float | None, dict[str, float]]:
+    """R = C + C * min(speedup, cap) + C * PR and its parts {"correct", "speedup", "profiling_ratio"}; arXiv 2602.05885.
+
+    verdict: env.records.Verdict as JSON. C is 1 for `correct`, else 0; a `hack` earns 0, unless `config.hack_check` is
+    off (ablation): then one whose values match counts as correct. The PR term is there only with
+    `config.profiling_ratio`. A speedup or PR that was not measured (None) adds 0.
+    Returns (None, {}) where the verdict is nobody's fault: such a turn is masked, not punished.
+    Raises ValueError for an unknown status and for a speedup or PR that is no number or negative.
+    """
+    status = verdict["status"]
+    if status not in STATUSES:
+        raise ValueError(f"unknown status {status!r}; known: {', '.join(STATUSES)}")
+    if status in BLAMELESS_STATUSES:
+        return None, {}
+    correct = status == "correct" or (status == "hack" and not config.hack_check and verdict["values_match"] is True)
+    if not correct:
+        return 0.0, {"correct": 0.0, "speedup": 0.0, "profiling_ratio": 0.0}
+    parts = {
+        "correct": 1.0,
+        "speedup": min(_measured(verdict, "speedup"), config.speedup_cap),
+        "profiling_ratio": _measured(verdict, "profiling_ratio") if config.profiling_ratio else 0.0,
+    }
+    return sum(parts.values()), parts
+
+
+def returns_to_go(rewards: Sequence[float | None], gamma: float) -> list[float | None]:
+    """G_t = sum over t' >= t of gamma^(t' - t) * R_t', for one trajectory's turns in order.
+
+    A turn without a reward has no return, and neither has any turn before it, since their returns contain it; with
+    gamma = 0 they don't, and keep theirs. None marks a turn that is masked and not counted in its group.
+    """
+    returns: list[float | None] = []
+    following: float | None = 0.0
+    for value in reversed(rewards):
+        if value is None:
+            following = None
+        elif gamma == 0:
+            following = value
+        elif following is not None:
+            following = value + gamma * following
+        returns.append(following)
+    return returns[::-1]
+
+
+def _measured(verdict: dict[str, Any], name: str) -> float:
+    value = verdict[name]
+    if value is None:
+        return 0.0
+    if math.isnan(value) or value < 0:
+        raise ValueError(f"verdict has {name} = {value}; the judge must give a number >= 0, or None if not measured")
+    return float(value)
