@@ -1,0 +1,124 @@
+"""Are two outputs the same? Structure, shape, dtype, values within a tolerance, NaN and Inf in the same places.
+
+Runs in the judge, on its private copies. The tolerance follows the precision and the magnitude of the reference's output,
+so that neither a subsampled mean nor a flush to zero hides inside an absolute tolerance of 1e-2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from env.tensors import tensor_nodes, view
+
+# Relative tolerance by dtype. fp32 leaves room for another order of summation over long axes and none for tf32 or fp16
+# products (relative error about 3e-4 and more).
+RELATIVE = {"float64": 1e-7, "float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2, "complex64": 1e-4, "complex128": 1e-7}
+CHUNK = 1 << 26
+
+
+@dataclass
+class Comparison:
+    """`match`, and for its author the first thing that differs. `error`: largest error in units of the tolerance."""
+
+    match: bool
+    message: str = ""
+    error: float = 0.0
+
+
+def _structure(expected: dict, got: dict, path: str) -> str:
+    if expected["kind"] != got["kind"]:
+        return f"{path} is a {got['kind']} where the reference returns a {expected['kind']}"
+    if expected["kind"] == "tensor":
+        if expected["shape"] != got["shape"]:
+            return f"{path} has shape {got['shape']}, the reference has {expected['shape']}"
+        if expected["dtype"] != got["dtype"]:
+            return f"{path} has dtype {got['dtype']}, the reference has {expected['dtype']}"
+        if expected["device"] != got.get("device"):
+            return f"{path} is on {got.get('device')}, the reference is on {expected['device']}"
+        return ""
+    if expected["kind"] == "value":
+        if repr(expected["value"]) != repr(got["value"]):
+            return f"{path} is {got['value']!r}, the reference gives {expected['value']!r}"
+        return ""
+    if len(expected["items"]) != len(got["items"]) or expected.get("keys") != got.get("keys"):
+        return f"{path} has {len(got['items'])} items, the reference has {len(expected['items'])}"
+    for index, (mine, theirs) in enumerate(zip(expected["items"], got["items"])):
+        found = _structure(mine, theirs, f"{path}[{index}]")
+        if found:
+            return found
+    return ""
+
+
+def _first_bad(bad: torch.Tensor, shape: list[int], start: int) -> list[int]:
+    flat = int(torch.nonzero(bad)[0]) + start
+    index = []
+    for size in reversed(shape):
+        index.append(flat % size)
+        flat //= size
+    return index[::-1]
+
+
+def _values(expected: torch.Tensor, got: torch.Tensor, path: str, dtype: str, shape: list[int]) -> Comparison:
+    relative = RELATIVE.get(dtype)
+    if relative is None:
+        bad = (expected != got).reshape(-1)
+        count = int(bad.sum())
+        if not count:
+            return Comparison(True)
+        where = _first_bad(bad, shape, 0)
+        return Comparison(False, f"{path} differs in {count} of {bad.numel()} elements, first at {where}", float("inf"))
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    expected, got = expected.reshape(-1), got.reshape(-1)
+    finite = [torch.isfinite(part).to(part.device) for part in expected.split(CHUNK)]
+    magnitude = _root_mean_square(expected, finite, wide)
+    worst, count, first = 0.0, 0, ""
+    for number, (mine, theirs) in enumerate(zip(expected.split(CHUNK), got.split(CHUNK))):
+        mine, theirs = mine.to(wide), theirs.to(wide)
+        # An element may be off by the relative tolerance of itself, or of a tenth of the output's typical size.
+        tolerance = relative * (mine.abs() + 0.1 * magnitude) + 1e-30
+        error = (mine - theirs).abs() / tolerance
+        special = ~finite[number]
+        same_special = (mine == theirs) | (torch.isnan(mine) & torch.isnan(theirs))
+        error = torch.where(special, torch.where(same_special, 0.0, float("inf")), error)
+        error = torch.nan_to_num(error, nan=float("inf"), posinf=float("inf"))
+        bad = error > 1.0
+        if bool(bad.any()) and not first:
+            where = _first_bad(bad, shape, number * CHUNK)
+            local = int(torch.nonzero(bad)[0])
+            first = f"first at {where}: {_show(theirs[local])} where the reference has {_show(mine[local])}"
+        count += int(bad.sum())
+        worst = max(worst, float(error.max())) if error.numel() else worst
+    if not count:
+        return Comparison(True, error=worst)
+    return Comparison(False, f"{path}: {count} of {expected.numel()} elements off by up to {worst:.3g} tolerances, {first}", worst)
+
+
+def _show(value: torch.Tensor) -> str:
+    return f"{value.item():.6g}"
+
+
+def _root_mean_square(expected: torch.Tensor, finite: list[torch.Tensor], wide: torch.dtype) -> float:
+    total, count = 0.0, 0
+    for part, ok in zip(expected.split(CHUNK), finite):
+        square = torch.where(ok, part.to(wide).abs() ** 2, 0.0)
+        total += float(square.sum())
+        count += int(ok.sum())
+    return (total / count) ** 0.5 if count else 0.0
+
+
+def compare(expected: dict[str, Any], expected_bytes: torch.Tensor, got: dict[str, Any], got_bytes: torch.Tensor) -> Comparison:
+    """Compare two laid-out trees (`env.tensors`): layouts, and flat uint8 buffers [bytes] that hold their tensors."""
+    difference = _structure(expected, got, "the output")
+    if difference:
+        return Comparison(False, difference, float("inf"))
+    worst = 0.0
+    for number, (mine, theirs) in enumerate(zip(tensor_nodes(expected), tensor_nodes(got))):
+        path = "the output" if len(tensor_nodes(expected)) == 1 else f"output tensor {number}"
+        result = _values(view(mine, expected_bytes), view(theirs, got_bytes), path, mine["dtype"], mine["shape"])
+        if not result.match:
+            return result
+        worst = max(worst, result.error)
+    return Comparison(True, error=worst)

@@ -1,0 +1,147 @@
+"""Which Triton kernels really run, and what happens when their effect is taken away.
+
+Runs in the worker, bound before foreign code comes in. A kernel is the candidate's own where its function was compiled from
+the candidate's file: identity, never a name. Knock-out removes the stores and atomics of own kernels (on a GPU when Triton
+builds the kernel, on the CPU in the interpreter): where the output then stays the same, the kernels do nothing that matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_LAUNCHES = 10_000
+
+
+@dataclass
+class LaunchLog:
+    """Launches since `clear`, in order. `own_file` is the candidate's path, set when it is loaded."""
+
+    own_file: str = ""
+    launches: list[tuple[str, bool]] = field(default_factory=list)
+    own_running: bool = False
+    around: Callable[[str, bool], Any] | None = None
+
+    def clear(self) -> None:
+        self.launches.clear()
+
+    def own_count(self) -> int:
+        return sum(own for _, own in self.launches)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """[{name, own, count}] in order of first launch."""
+        counts: dict[tuple[str, bool], int] = {}
+        for launch in self.launches:
+            counts[launch] = counts.get(launch, 0) + 1
+        return [{"name": name, "own": own, "count": count} for (name, own), count in counts.items()]
+
+
+def _refuse_bf16(args: tuple, kwargs: dict) -> None:
+    import torch
+
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
+            raise NotImplementedError("bfloat16 tensors can't be judged on the CPU: Triton's interpreter computes them wrongly")
+
+
+def install(log: LaunchLog, device: str) -> None:
+    """Record every launch of this process in `log`, through `kernel[grid]`, `.run` and the autotuner alike."""
+    if device == "cuda":
+        from triton.runtime.jit import JITFunction as Kernel
+    else:
+        from triton.runtime.interpreter import InterpretedFunction as Kernel
+    run = Kernel.run
+
+    def recorded_run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if warmup:
+            return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        if device != "cuda":
+            _refuse_bf16(args, kwargs)
+        name, own = self.fn.__name__, self.fn.__code__.co_filename == log.own_file
+        if len(log.launches) < MAX_LAUNCHES:
+            log.launches.append((name, own))
+        log.own_running = own
+        try:
+            if log.around is None:
+                return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+            with log.around(name, own):
+                return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        finally:
+            log.own_running = False
+
+    Kernel.run = recorded_run
+
+
+def knock_out(log: LaunchLog, device: str) -> None:
+    """Take the stores and atomics out of the candidate's own kernels, from now on and for the rest of this process.
+
+    Fresh memory is filled with NaN as well, so that an output which nobody wrote can't look right by chance.
+    """
+    import torch
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    if device == "cuda":
+        _knock_out_compiler(log)
+    else:
+        _knock_out_interpreter(log)
+
+
+def _knock_out_interpreter(log: LaunchLog) -> None:
+    import numpy as np
+    from triton.runtime import interpreter
+
+    real = interpreter._interpreter
+
+    class WithoutEffect:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def store(self, ptr: Any, value: Any, mask: Any) -> None:
+            if not log.own_running:
+                real.store(ptr, value, mask)
+
+        def atomic_rmw(self, op: Any, ptr: Any, value: Any, mask: Any, sem: Any) -> Any:
+            if not log.own_running:
+                return real.atomic_rmw(op, ptr, value, mask, sem)
+            return real.load(ptr, mask, np.zeros_like(value), value.dtype)
+
+        def atomic_cas(self, ptr: Any, cmp: Any, value: Any, sem: Any) -> Any:
+            if not log.own_running:
+                return real.atomic_cas(ptr, cmp, value, sem)
+            return real.load(ptr, np.ones_like(ptr, dtype=bool), np.zeros_like(value), value.dtype)
+
+    interpreter._interpreter = WithoutEffect()
+
+
+def _knock_out_compiler(log: LaunchLog) -> None:
+    import triton.language as tl
+    from triton.language.semantic import TritonSemantic
+
+    def without_store(method: Callable) -> Callable:
+        def store(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if log.own_running:
+                return tl.tensor(None, tl.void) if method.__name__ != "descriptor_store" else None
+            return method(self, *args, **kwargs)
+
+        return store
+
+    def old_value(method: Callable) -> Callable:
+        def atomic(self: Any, ptr: Any, *args: Any, **kwargs: Any) -> Any:
+            if not log.own_running:
+                return method(self, ptr, *args, **kwargs)
+            # atomic_cas(ptr, cmp, val, sem, scope) has no mask; the others are (ptr, val, mask, sem, scope).
+            mask = None if method.__name__ == "atomic_cas" else args[1]
+            if mask is None:
+                return self.load(ptr, None, None, (), "", "", "", False)
+            return self.load(ptr, mask, None, (), "", "", "", False)
+
+        return atomic
+
+    for name in dir(TritonSemantic):
+        method = getattr(TritonSemantic, name)
+        if name == "store" or name.startswith(("descriptor_store", "descriptor_scatter", "descriptor_atomic")):
+            setattr(TritonSemantic, name, without_store(method))
+        elif name.startswith("atomic_") and name != "atom_red_typechecking_impl":
+            setattr(TritonSemantic, name, old_value(method))

@@ -1,0 +1,164 @@
+"""Times on a machine without a GPU: bytes moved over a stated bandwidth, plus a constant a launch.
+
+Runs in the worker. Modelled, never measured, and labelled so everywhere: it rewards what counts on a GPU (fusion, fewer
+passes) and is the same on every machine. Bytes are those that ATen operators read and write and that Triton's loads and
+stores touch; caches don't exist in this model, so a value read twice is paid for twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# Chosen so that a launch and the traffic of a few thousand elements weigh about the same, as with real kernels of a
+# few million elements: with a GPU's true figures the miniature's problems would be all launch overhead.
+BANDWIDTH_BYTES_PER_US = 8_000.0
+LAUNCH_US = 2.0
+
+# Operators that move nothing though their schema doesn't say so.
+_FREE = {
+    "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided", "aten::set_",
+    "aten::_unsafe_view", "aten::_reshape_alias", "aten::resize_", "aten::lift_fresh", "aten::alias",
+}  # fmt: skip
+_WRITE_ONLY = {"aten::fill_", "aten::zero_"}
+
+
+def modelled_us(bytes_moved: float, launches: int) -> float:
+    """Modelled time in microseconds."""
+    return bytes_moved / BANDWIDTH_BYTES_PER_US + launches * LAUNCH_US
+
+
+def floor_us(output_bytes: int) -> float:
+    """No candidate is faster than one launch that writes the output: what a worker claims below this is not believed."""
+    return modelled_us(output_bytes, 1)
+
+
+def _bytes(tensors: list[torch.Tensor]) -> int:
+    # An expanded tensor has more elements than memory.
+    return sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors)
+
+
+class TrafficCounter(TorchDispatchMode):
+    """Counts traffic of a forward pass: ATen operators as they are dispatched, Triton kernels through `interpreter_traffic`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[tuple[str, bool], list[float]] = {}
+        self.in_kernel: tuple[str, bool] | None = None
+
+    def add(self, name: str, own: bool, launches: int, moved: float) -> None:
+        row = self.rows.setdefault((name, own), [0, 0.0])
+        row[0] += launches
+        row[1] += moved
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        # The interpreter copies its arguments with torch operators: those are its own doing, not the kernel's traffic.
+        if self.in_kernel is None:
+            self._operator(func, args, kwargs or {}, result)
+        return result
+
+    def _operator(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
+        schema = func._schema
+        is_view = any(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns)
+        if is_view or schema.name in _FREE:
+            return
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        moved = _bytes(outputs) + (0 if schema.name in _WRITE_ONLY else _bytes(inputs))
+        self.add(schema.name, False, 1, moved)
+
+    @contextmanager
+    def kernel(self, name: str, own: bool) -> Iterator[None]:
+        """Around a Triton launch: its loads and stores are booked under its name."""
+        outer, self.in_kernel = self.in_kernel, (name, own)
+        self.add(name, own, 1, 0.0)
+        try:
+            yield
+        finally:
+            self.in_kernel = outer
+
+    def table(self) -> list[dict[str, Any]]:
+        """[{name, own, count, bytes, time_us}], the longest first."""
+        rows = [
+            {"name": name, "own": own, "count": int(count), "bytes": int(moved), "time_us": modelled_us(moved, int(count))}
+            for (name, own), (count, moved) in self.rows.items()
+        ]
+        return sorted(rows, key=lambda row: (-row["time_us"], row["name"]))
+
+
+@contextmanager
+def interpreter_traffic(counter: TrafficCounter) -> Iterator[None]:
+    """While active, every load and store of Triton's interpreter is booked in `counter`."""
+    from triton.runtime import interpreter
+
+    real = interpreter._interpreter
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def _book(self, mask: Any, itemsize: int, passes: int) -> None:
+            if counter.in_kernel is not None:
+                counter.add(*counter.in_kernel, 0, float(mask.sum()) * itemsize * passes)
+
+        def load(self, ptr: Any, mask: Any, other: Any, dtype: Any) -> Any:
+            self._book(mask, other.dtype.itemsize, 1)
+            return real.load(ptr, mask, other, dtype)
+
+        def store(self, ptr: Any, value: Any, mask: Any) -> None:
+            self._book(mask, value.dtype.itemsize, 1)
+            return real.store(ptr, value, mask)
+
+        def atomic_rmw(self, op: Any, ptr: Any, value: Any, mask: Any, sem: Any) -> Any:
+            self._book(mask, value.dtype.itemsize, 2)
+            return real.atomic_rmw(op, ptr, value, mask, sem)
+
+    interpreter._interpreter = Counted()
+    try:
+        yield
+    finally:
+        interpreter._interpreter = real
+
+
+class InterpreterAutotune:
+    """Stands in for a GPU driver so that `@triton.autotune` works under the interpreter.
+
+    Every configuration is run once (a kernel that can't bear that is wrong on a GPU too) and all take the same time, so the
+    first one wins, on every machine.
+    """
+
+    @staticmethod
+    def install() -> None:
+        from triton.backends.driver import DriverBase
+        from triton.runtime import driver
+
+        class InterpreterDriver(DriverBase):
+            @classmethod
+            def is_active(cls) -> bool:
+                return True
+
+            def map_python_to_cpp_type(self, ty: str) -> str:
+                raise NotImplementedError("the interpreter compiles nothing")
+
+            def get_current_target(self) -> Any:
+                from triton.backends.compiler import GPUTarget
+
+                return GPUTarget("cuda", 90, 32)
+
+            def get_active_torch_device(self) -> torch.device:
+                return torch.device("cpu")
+
+            def get_benchmarker(self) -> Any:
+                def benchmark(call: Any, quantiles: Any = None, **_: Any) -> Any:
+                    call()
+                    return [1.0] * len(quantiles) if quantiles else 1.0
+
+                return benchmark
+
+        driver.set_active(InterpreterDriver())

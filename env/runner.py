@@ -1,0 +1,278 @@
+"""The loop inside a worker: load a module, make inputs, run it, time it, profile it, and report facts.
+
+Runs in the sandboxed process, together with foreign code; every function it needs is bound before that code comes in. It
+decides nothing: outputs go into a buffer that the judge owns, times and launches are claims that the judge checks.
+Loaded by the fork server before forking (`preload`), so that a worker starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from typing import Any
+
+import torch
+
+from env import tensors
+from env.buffers import Buffer
+from env.launches import LaunchLog, install, knock_out
+from env.wire import Wire, WireError
+
+MAX_TEXT = 4000
+
+
+def preload(device: str) -> None:
+    """Import what workers need, once, in the fork server. No torch operator may run here."""
+    import torch._dynamo  # noqa: F401  (its import replaces torch.manual_seed: before any foreign code, not after)
+    import torch.utils.deterministic
+    import triton
+    import triton.language  # noqa: F401
+
+    if device == "cuda":
+        import torch.profiler
+        import triton.compiler
+    else:
+        import triton.runtime.interpreter
+
+        import env.modelled
+
+        env.modelled.InterpreterAutotune.install()
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT // 2] + "\n...\n" + text[-MAX_TEXT // 2 :]
+
+
+def _blame(error: BaseException, phase: str, path: str) -> dict[str, Any]:
+    """An exception as facts: what kind of failure, the message, and the traceback's lines in the candidate's own file."""
+    chain, seen = [], error
+    while seen is not None and len(chain) < 8:
+        chain.append(seen)
+        seen = seen.__cause__ or seen.__context__
+    kind = "compile_error" if phase == "load" else "runtime_error"
+    for link in chain:
+        if isinstance(link, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(link)[:300]:
+            kind = "oom"
+        elif type(link).__module__.startswith("triton.compiler"):
+            kind = "compile_error"
+    message = _cut(f"{type(error).__name__}: {error}")
+    own = []
+    for link in reversed(chain):
+        for frame in traceback.extract_tb(link.__traceback__):
+            if frame.filename == path:
+                own.append(f"line {frame.lineno}, in {frame.name}: {(frame.line or '').strip()}")
+    lines = list(dict.fromkeys(own))[-6:]
+    return {"ok": False, "kind": kind, "message": message, "lines": lines, "phase": phase}
+
+
+class Runner:
+    """State of one worker: at most one module, its model, and the trees that wait to be copied out."""
+
+    def __init__(self, device: str):
+        self.device = device
+        self.buffers: dict[str, Buffer] = {}
+        self.held: dict[str, tuple[dict, list[torch.Tensor]]] = {}
+        self.log = LaunchLog()
+        self.module: Any = None
+        self.model: Any = None
+        self.initial: dict[str, torch.Tensor] = {}
+        self.path = ""
+        self.flush: torch.Tensor | None = None
+        install(self.log, device)
+
+    def op_warm(self, request: dict) -> dict:
+        """Pay for what is slow and doesn't depend on the candidate: context, profiler."""
+        torch.set_num_threads(1)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        if self.device == "cuda":
+            torch.zeros(1, device="cuda")
+            # Cold L2 for timed calls: more than the cache of any GPU at hand.
+            self.flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+            if request.get("profiler"):
+                from env.profile import warm_profiler
+
+                warm_profiler()
+            torch.cuda.synchronize()
+        return {"ok": True}
+
+    def op_attach(self, request: dict, fds: list[int]) -> dict:
+        old = self.buffers.pop(request["name"], None)
+        if old is not None:
+            old.close()
+        self.buffers[request["name"]] = Buffer.attach(fds[0], request["nbytes"], self.device)
+        return {"ok": True}
+
+    def op_load(self, request: dict) -> dict:
+        """Write the source to scratch, execute it as a module, find the class."""
+        self.path = request["path"]
+        with open(self.path, "w", encoding="utf-8", errors="surrogatepass") as file:
+            file.write(request["source"])
+        self.log.own_file = self.path
+        if request.get("knockout"):
+            knock_out(self.log, self.device)
+        spec = importlib.util.spec_from_file_location(request["module"], self.path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[request["module"]] = module
+        spec.loader.exec_module(module)
+        self.module = module
+        if not isinstance(getattr(module, request["class"], None), type):
+            raise TypeError(f"{request['class']} is not a class after the module was executed")
+        return {"ok": True}
+
+    def op_init_inputs(self, request: dict) -> dict:
+        arguments = self.module.get_init_inputs()
+        layout, held, _ = tensors.plan(arguments, keep_strides=True)
+        if held:
+            raise tensors.LayoutError("get_init_inputs() returns tensors: only plain values can be passed on")
+        return {"ok": True, "layout": layout}
+
+    def op_build(self, request: dict) -> dict:
+        """Construct the model on the device from a seed, and keep its first state to return to before each trial."""
+        arguments = tensors.unpack(request["layout"], torch.empty(0, dtype=torch.uint8))
+        positional, named = (), {}
+        if isinstance(arguments, dict):
+            named = arguments
+        else:
+            positional = arguments
+        torch.manual_seed(request["seed"])
+        with torch.device(self.device):
+            self.model = getattr(self.module, request["class"])(*positional, **named)
+        if not isinstance(self.model, torch.nn.Module):
+            raise TypeError(f"{request['class']} doesn't build a torch.nn.Module")
+        self.model.to(self.device)
+        self._keep_state()
+        return {"ok": True}
+
+    def _keep_state(self) -> None:
+        self.initial = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+
+    def op_state(self, request: dict) -> dict:
+        layout, held, nbytes = tensors.plan(dict(self.initial), keep_strides=False)
+        self.held["state"] = (layout, held)
+        return {"ok": True, "layout": layout, "nbytes": nbytes}
+
+    def op_load_state(self, request: dict) -> dict:
+        """Take over the reference's weights where names, shapes and dtypes agree; otherwise the common seed must do."""
+        theirs = tensors.unpack(request["layout"], self.buffers[request["buffer"]].tensor)
+        own = self.model.state_dict()
+        same = theirs.keys() == own.keys() and all(
+            theirs[name].shape == own[name].shape and theirs[name].dtype == own[name].dtype for name in own
+        )
+        if same:
+            with torch.no_grad():
+                for name, value in own.items():
+                    value.copy_(theirs[name])
+            self._keep_state()
+        return {"ok": True, "synchronised": same}
+
+    def op_make_inputs(self, request: dict) -> dict:
+        torch.manual_seed(request["seed"])
+        # On a GPU the draws happen there: gigabytes from the host's generator would take many seconds.
+        with torch.device(self.device):
+            inputs = self.module.get_inputs()
+        inputs = _to_device(inputs, self.device)
+        layout, held, nbytes = tensors.plan(inputs, keep_strides=True)
+        self.held["inputs"] = (layout, held)
+        return {"ok": True, "layout": layout, "nbytes": nbytes}
+
+    def op_pack(self, request: dict) -> dict:
+        layout, held = self.held.pop(request["name"])
+        tensors.pack(layout, held, self.buffers[request["buffer"]].tensor)
+        self._synchronise()
+        return {"ok": True}
+
+    def _synchronise(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def _arguments(self, request: dict) -> list:
+        arguments = tensors.unpack(request["layout"], self.buffers["inputs"].tensor)
+        return list(arguments) if isinstance(arguments, (list, tuple)) else [arguments]
+
+    def _reset(self, request: dict) -> None:
+        with torch.no_grad():
+            for name, value in self.model.state_dict().items():
+                value.copy_(self.initial[name])
+        self.model.train(request["train"])
+        # A random reference (dropout) is at least the same function on both sides.
+        torch.manual_seed(request["seed"])
+
+    def _hold_outputs(self, outputs: Any) -> dict:
+        """Copy the outputs to the judge's buffer where they fit. What doesn't fit is wrong: the judge knows the size."""
+        layout, held, nbytes = tensors.plan(outputs, keep_strides=False)
+        self.held["outputs"] = (layout, held)
+        buffer = self.buffers.get("outputs")
+        packed = buffer is not None and nbytes <= buffer.nbytes
+        if packed:
+            tensors.pack(layout, held, buffer.tensor)
+            self.held.pop("outputs")
+        return {"layout": layout, "nbytes": nbytes, "packed": packed}
+
+    def op_run(self, request: dict) -> dict:
+        """One forward pass on the judge's inputs, from the first state."""
+        arguments = self._arguments(request)
+        self._reset(request)
+        self.log.clear()
+        with torch.set_grad_enabled(request["grad"]):
+            outputs = self.model(*arguments)
+        facts = self._hold_outputs(outputs)
+        self._synchronise()
+        return {"ok": True, **facts, "launches": self.log.summary()}
+
+    def op_time(self, request: dict) -> dict:
+        """Times on a GPU by CUDA events (`env.timing`), on the CPU modelled ones; the last call's outputs are handed over."""
+        arguments = self._arguments(request)
+        self._reset(request)
+        self.log.clear()
+        from env.timing import timed_calls
+
+        with torch.no_grad():
+            outputs, facts = timed_calls(self.model, arguments, self.log, request["calls"], self.flush)
+        facts.update(self._hold_outputs(outputs))
+        self._synchronise()
+        return {"ok": True, **facts, "launches": self.log.summary()}
+
+    def op_profile(self, request: dict) -> dict:
+        """Kernel table of one forward pass on a GPU."""
+        arguments = self._arguments(request)
+        self._reset(request)
+        from env.profile import profiled_call
+
+        with torch.no_grad():
+            rows = profiled_call(self.model, arguments, self.log)
+        return {"ok": True, "rows": rows}
+
+
+def _to_device(tree: Any, device: str) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return tree.to(device)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_to_device(item, device) for item in tree)
+    if isinstance(tree, dict):
+        return {key: _to_device(value, device) for key, value in tree.items()}
+    return tree
+
+
+def serve(wire: Wire, device: str, isolation: dict[str, str]) -> None:
+    """Answer the judge's requests until it closes the channel. Foreign exceptions become facts, never a dead worker."""
+    runner = Runner(device)
+    blame = _blame
+    send, receive = wire.send, wire.recv
+    while True:
+        try:
+            request = receive(timeout_s=3600 * 24)
+        except WireError:
+            return
+        name = request["op"]
+        fds = wire.take_fds()
+        try:
+            method = getattr(runner, f"op_{name}")
+            reply = method(request, fds) if name == "attach" else method(request)
+            if name == "warm":
+                reply["isolation"] = isolation
+        except (KeyboardInterrupt, SystemExit, Exception) as error:
+            phase = {"load": "load", "build": "build"}.get(name, "run")
+            reply = blame(error, phase, runner.path)
+        send(reply)

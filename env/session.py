@@ -1,0 +1,151 @@
+"""A worker together with the buffers that the judge lends it: inputs in, outputs out, snapshots kept on this side.
+
+Runs in the judge. The same class serves the reference and the candidate, so that both are treated alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from env import tensors
+from env.buffers import Buffer
+from env.worker import Worker
+
+
+class ForeignError(Exception):
+    """Foreign code raised: `kind` is compile_error, runtime_error or oom; `lines` are those in its own file."""
+
+    def __init__(self, reply: dict[str, Any]):
+        kind = reply.get("kind")
+        self.kind = kind if kind in ("compile_error", "runtime_error", "oom") else "runtime_error"
+        self.message = str(reply.get("message", ""))[:4000]
+        self.lines = [str(line)[:300] for line in reply.get("lines", [])[:6]]
+        super().__init__(self.message)
+
+
+class ProtocolError(Exception):
+    """The worker answered something that its runner would never say: foreign code wrote on the channel."""
+
+
+@dataclass
+class Outputs:
+    """What a call returned: its layout, a private copy of its bytes, and the facts the runner reported beside it."""
+
+    layout: dict[str, Any]
+    data: torch.Tensor | None
+    facts: dict[str, Any]
+    mutated: list[bool]
+
+
+class Session:
+    """One module loaded in one worker. Every method raises ForeignError, WorkerDied or WorkerTimeout."""
+
+    def __init__(self, worker: Worker, device: str, run_timeout_s: float, compile_timeout_s: float):
+        self.worker = worker
+        self.device = device
+        self.run_timeout_s = run_timeout_s
+        self.compile_timeout_s = compile_timeout_s
+        self.buffers: dict[str, Buffer] = {}
+        self.inputs_layout: dict[str, Any] = {}
+        self.compiled = False
+
+    def ask(self, op: str, timeout_s: float, **request: Any) -> dict[str, Any]:
+        reply = self.worker.call(op, timeout_s, **request)
+        if reply.get("ok") is not True:
+            raise ForeignError(reply)
+        return reply
+
+    def load(self, source: str, name: str, module: str, knockout: bool = False) -> None:
+        path = f"{self.worker.scratch}/{module}.py"
+        self.ask("load", self.compile_timeout_s, source=source, path=path, module=module, knockout=knockout, **{"class": name})
+
+    def init_inputs(self) -> dict[str, Any]:
+        layout = self.ask("init_inputs", self.run_timeout_s)["layout"]
+        tensors.check_layout(layout, 0)
+        return layout
+
+    def build(self, name: str, layout: dict[str, Any], seed: int) -> None:
+        self.ask("build", self.run_timeout_s, layout=layout, seed=seed, **{"class": name})
+
+    def buffer(self, name: str, nbytes: int) -> Buffer:
+        """The buffer of that name, replaced by a larger one where it is too small."""
+        held = self.buffers.get(name)
+        if held is None or held.nbytes < nbytes:
+            made = Buffer.create(nbytes, self.device)
+            self.worker.lend(name, made)
+            if held is not None:
+                held.close()
+            self.buffers[name] = held = made
+        return held
+
+    def export(self, op: str, what: str, buffer: str, **request: Any) -> tuple[dict[str, Any], torch.Tensor]:
+        """Let the runner lay out a tree and copy it to a buffer. Returns (layout, private copy of the bytes)."""
+        reply = self.ask(op, self.run_timeout_s, **request)
+        lent = self.buffer(buffer, _size(reply))
+        self.ask("pack", self.run_timeout_s, name=what, buffer=buffer)
+        layout = _checked(reply, lent.nbytes)
+        return layout, lent.tensor[: _size(reply)].clone()
+
+    def set_inputs(self, layout: dict[str, Any], data: torch.Tensor) -> None:
+        """Fill the worker's own copy of the inputs: whatever it did to the last one is gone."""
+        self.buffer("inputs", data.numel()).tensor[: data.numel()].copy_(data)
+        self.inputs_layout, self.inputs = layout, data
+
+    def call(self, op: str, expected_bytes: int = 0, **request: Any) -> Outputs:
+        """Run `run` or `time` on the inputs that were set. `expected_bytes`: size of the reference's outputs, if known."""
+        if expected_bytes:
+            # NaN in every float: an output that was never written, or written too late, can't look right.
+            self.buffer("outputs", expected_bytes).tensor.fill_(0xFF)
+        self.synchronise()
+        timeout_s = self.run_timeout_s if self.compiled else self.compile_timeout_s + self.run_timeout_s
+        reply = self.ask(op, timeout_s, layout=self.inputs_layout, **request)
+        self.compiled = True
+        if not reply.get("packed") and not expected_bytes:
+            self.buffer("outputs", _size(reply))
+            self.ask("pack", self.run_timeout_s, name="outputs", buffer="outputs")
+            reply["packed"] = True
+        data = None
+        if reply.get("packed"):
+            buffer = self.buffers["outputs"]
+            layout = _checked(reply, buffer.nbytes)
+            data = buffer.tensor[: _size(reply)].clone()
+        else:
+            layout = _checked(reply, 1 << 62)
+        return Outputs(layout, data, reply, self._mutated())
+
+    def _mutated(self) -> list[bool]:
+        current = self.buffers["inputs"].tensor
+        changed = []
+        for node in tensors.tensor_nodes(self.inputs_layout):
+            part = slice(node["offset"], node["offset"] + node["nbytes"])
+            changed.append(not torch.equal(current[part], self.inputs[part]))
+        return changed
+
+    def synchronise(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def end(self) -> None:
+        """End the worker and give its memory back."""
+        self.worker.end()
+        for buffer in self.buffers.values():
+            buffer.close()
+        self.buffers.clear()
+
+
+def _size(reply: dict[str, Any]) -> int:
+    nbytes = reply.get("nbytes")
+    if type(nbytes) is not int or not 0 < nbytes < 1 << 40:
+        raise ProtocolError(f"a size of {nbytes!r} bytes")
+    return nbytes
+
+
+def _checked(reply: dict[str, Any], capacity: int) -> dict[str, Any]:
+    try:
+        tensors.check_layout(reply.get("layout"), capacity)
+    except tensors.LayoutError as error:
+        raise ProtocolError(str(error)) from error
+    return reply["layout"]
