@@ -1,14 +1,14 @@
-"""Common to all tests: the environment before any import, time budgets a module, GPU tests only where there is a GPU.
+"""Common to all tests: the environment before any import, a time budget a module, GPU tests only with a GPU.
 
-A module says `pytestmark = pytest.mark.budget(SECONDS)`; without it, DEFAULT_BUDGET_S holds. Set-up, call and tear-down of
-its tests are added up; once the sum is over the budget, its tests fail. TEST_BUDGET_SCALE stretches all budgets.
+A module says `pytestmark = pytest.mark.budget(SECONDS)`; without it, DEFAULT_BUDGET_S holds. Set-up, call and
+tear-down of its tests are added up; once the sum is over the budget, its tests fail. TEST_BUDGET_SCALE stretches all budgets.
 """
 
 from __future__ import annotations
 
 import os
 
-# Triton reads TRITON_INTERPRET when a kernel is decorated and OpenMP its thread count when it is loaded: before imports.
+# Triton reads TRITON_INTERPRET when a kernel is decorated and OpenMP its thread count when loaded: before imports.
 # TRITON_INTERPRET=0 from outside is kept, for GPU tests that compile in this process.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):  # noqa: ARG001
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     report = yield
     module = _module(item)
     _spent_s[module] += call.duration
