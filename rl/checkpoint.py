@@ -43,16 +43,16 @@ def save(folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
     for name, value in state.items():
         path = temporary / f"{name}.pt"
         torch.save(value, path)
-        _force(path)
+        force(path)
         files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
     manifest = temporary / MANIFEST
     manifest.write_text(json.dumps({"step": step, "files": files}, indent=1, sort_keys=True), encoding="utf-8")
-    _force(manifest)
-    _force(temporary)
+    force(manifest)
+    force(temporary)
     if final.exists():
         final.rename(replaced)  # a folder can't be renamed onto one that has files
     temporary.rename(final)
-    _force(folder)
+    force(folder)
     for old in _steps(folder)[keep:]:
         # Renamed first: removal takes a while, and a kill in its middle must not leave half a checkpoint by this name.
         doomed = folder / f"{TEMPORARY}old-{old.name}"
@@ -105,6 +105,24 @@ def clean(folder: Path) -> None:
         shutil.rmtree(path)
 
 
+def force(path: Path) -> None:
+    """fsync a file or a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def mark_done(folder: Path) -> None:
+    """Write folder/DONE, the sign that a stage is complete: atomically, and after all its files."""
+    temporary = folder / f"{TEMPORARY}DONE"
+    temporary.write_text("done\n", encoding="utf-8")
+    force(temporary)
+    temporary.replace(folder / "DONE")
+    force(folder)
+
+
 def _steps(folder: Path) -> list[Path]:
     """Checkpoint folders, newest first."""
     return sorted((path for path in folder.glob("step_*") if path.is_dir()), key=_step, reverse=True)
@@ -117,12 +135,3 @@ def _step(path: Path) -> int:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _force(path: Path) -> None:
-    """fsync a file or a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,6 +18,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 RECIPES = Path(__file__).parent / "recipes"
 
 
+# From dotted keys to the place that set (one of) them, for messages.
+Where = Callable[..., str]
+
+
 class ConfigError(ValueError):
     """A setting that can't be used; the message names the place, the key and what is allowed."""
 
@@ -212,7 +216,7 @@ class Config:
     @classmethod
     def from_json(cls, data: dict[str, Any], where: str = "config.json") -> Config:
         """Build and check a Config from nested dicts. Raises ConfigError that names `where`."""
-        return _build(data, lambda key: where)
+        return _build(data, lambda *keys: where)
 
 
 def load_recipe(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) -> Config:
@@ -232,9 +236,12 @@ def load_recipe(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) 
     for override in overrides:
         _override(data, override, origins)
 
-    def where(key: str) -> str:
-        """The last override of the key, or of a key inside that section; else the file."""
-        return next((o for k, o in reversed(origins.items()) if k == key or k.startswith(f"{key}.")), str(path))
+    def where(*keys: str) -> str:
+        """The last override of one of the keys, or of a key inside such a section; else the file."""
+        for overridden, origin in reversed(origins.items()):
+            if any(overridden == key or overridden.startswith(f"{key}.") for key in keys):
+                return origin
+        return str(path)
 
     return _build(data, where)
 
@@ -271,13 +278,13 @@ def _override(data: dict[str, Any], override: str, origins: dict[str, str]) -> N
     origins[key] = where
 
 
-def _build(data: dict[str, Any], where: Callable[[str], str]) -> Config:
+def _build(data: dict[str, Any], where: Where) -> Config:
     config = _section(Config, data, "", where)
     _check(config, where)
     return config
 
 
-def _section(cls: type, data: Any, prefix: str, where: Callable[[str], str]) -> Any:
+def _section(cls: type, data: Any, prefix: str, where: Where) -> Any:
     """An instance of the dataclass `cls` from a dict, every value checked. `prefix`: its dotted path, "" at the top."""
     if not isinstance(data, dict):
         raise ConfigError(f"{where(prefix)}: {prefix} is a section with keys {_names(cls)}, got {data!r}")
@@ -328,56 +335,60 @@ def _value(value: Any, kind: Any, limits: Any, key: str, where: str) -> Any:
     return value
 
 
-def _check(config: Config, where: Callable[[str], str]) -> None:
+def _check(config: Config, where: Where) -> None:
     """Refuse values that are fine alone and wrong together."""
 
-    def require(holds: bool, key: str, message: str) -> None:
+    def require(holds: bool, keys: list[str], message: str) -> None:
         if not holds:
-            raise ConfigError(f"{where(key)}: {key}: {message}")
+            raise ConfigError(f"{where(*keys)}: {' and '.join(keys)}: {message}")
 
-    problems, model, rollout = config.problems, config.model, config.rollout
-    require(problems.source != "folder" or problems.path != "", "problems.path", "source = folder needs the folder")
+    problems, model, rollout, train = config.problems, config.model, config.rollout, config.train
+    folder = problems.source == "folder"
+    total_share = sum(asdict(config.collect.shares).values())
     require(
-        problems.source == "folder" or problems.path == "",
-        "problems.path",
-        "is read only with problems.source = folder",
+        folder == bool(problems.path),
+        ["problems.source", "problems.path"],
+        "a path is needed with source = folder, and read only with it",
     )
     require(
         config.device == "cuda" or problems.size == "cpu",
-        "problems.size",
+        ["problems.size", "device"],
         "gpu-sized problems take hours in the CPU interpreter; use problems.size = cpu, or device = cuda",
     )
-    require(not config.train.autocast or config.device == "cuda", "train.autocast", "bf16 autocast needs device = cuda")
     require(
-        model.heads % model.kv_heads == 0, "model.heads", f"must be a multiple of model.kv_heads ({model.kv_heads})"
+        config.device == "cuda" or not train.autocast, ["train.autocast", "device"], "bf16 autocast needs device = cuda"
+    )
+    require(
+        model.heads % model.kv_heads == 0,
+        ["model.heads", "model.kv_heads"],
+        f"{model.heads} is not a multiple of {model.kv_heads}",
     )
     require(
         model.width % (2 * model.heads) == 0,
-        "model.width",
-        f"must be a multiple of 2 * model.heads ({2 * model.heads}): rotary positions rotate pairs",
+        ["model.width", "model.heads"],
+        f"the width must be a multiple of 2 * heads = {2 * model.heads}: rotary positions rotate pairs",
     )
     require(
         rollout.max_new_tokens < model.context,
-        "rollout.max_new_tokens",
-        f"{rollout.max_new_tokens} leaves no room for a prompt in model.context = {model.context}",
+        ["rollout.max_new_tokens", "model.context"],
+        f"{rollout.max_new_tokens} new tokens leave no room for a prompt in a context of {model.context}",
     )
     require(
         rollout.top_p == 1.0,
-        "rollout.top_p",
+        ["rollout.top_p"],
         "must be 1.0: log-probs of a cut distribution can't be compared with the learner's",
     )
     require(
-        problems.source == "folder" or rollout.prompts_per_step <= problems.train,
-        "rollout.prompts_per_step",
-        f"{rollout.prompts_per_step} is more than problems.train = {problems.train}",
+        folder or rollout.prompts_per_step <= problems.train,
+        ["rollout.prompts_per_step", "problems.train"],
+        f"{rollout.prompts_per_step} prompts a step, but only {problems.train} problems",
     )
     require(
         rollout.samples_per_prompt > 1 or not config.advantage.estimator.startswith("grpo"),
-        "rollout.samples_per_prompt",
-        f"{config.advantage.estimator} subtracts the group's mean: with one sample every advantage is 0",
+        ["rollout.samples_per_prompt", "advantage.estimator"],
+        "grpo subtracts the group's mean: with one sample every advantage is 0",
     )
-    total = sum(asdict(config.collect.shares).values())
-    require(abs(total - 1) < 1e-6, "collect.shares", f"must add up to 1, they add up to {total:g}")
+    require(abs(total_share - 1) < 1e-6, ["collect.shares"], f"must add up to 1, they add up to {total_share:g}")
 
 
 def _names(cls: type) -> str:
