@@ -1,0 +1,296 @@
+"""The learner on a tiny Qwen3: exact log-probs, gradients free of batching, and a bandit solved end to end."""
+
+import math
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from rl import seeding
+from rl.advantages import advantages
+from rl.batch import Row, make_batch, micro_batches, rows_of
+from rl.config import load_recipe
+from rl.learner import Learner, check_head
+from rl.records import Trajectory, Turn
+
+pytestmark = pytest.mark.budget(50)
+
+VOCABULARY = 24
+
+
+def tiny_model(seed=0, layers=2, vocabulary=VOCABULARY):
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=vocabulary,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            max_position_embeddings=64,
+            tie_word_embeddings=True,
+            initializer_range=0.2,
+        )
+    )
+
+
+def config(**overrides):
+    pairs = [f"{key.replace('__', '.')}={value}" for key, value in overrides.items()]
+    return load_recipe("mini-cpu", ["loss.scale=1.0", *pairs])
+
+
+def random_rows(count, seed, advantage=True):
+    rng = seeding.rng(seed, "rows")
+    rows = []
+    for i in range(count):
+        prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 12))]
+        completion = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 9))]
+        logprobs = [-rng.random() for _ in completion]
+        value = rng.gauss(0, 1) if advantage else None
+        rows.append(Row(prompt + completion, len(prompt), logprobs, value, problem_id="p", sample_index=i))
+    return rows
+
+
+def gradient(learner, rows, old=None):
+    learner.gradient(rows, old)
+    return torch.cat([p.grad.flatten() for p in learner.model.parameters()])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_and_entropies_match_the_models_own_logits_row_by_row(temperature):
+    learner = Learner(tiny_model(), config(rollout__temperature=temperature, train__micro_batch_tokens=40))
+    rows = random_rows(9, seed=1)
+    stats = learner.evaluate(rows)
+    for row, logprobs, entropies in zip(rows, stats.logprobs, stats.entropies, strict=True):
+        with torch.no_grad():
+            logits = learner.model(input_ids=torch.tensor([row.ids])).logits[0].double() / temperature
+        full = logits.log_softmax(-1)
+        expected = [full[p - 1, row.ids[p]].item() for p in range(row.start, len(row.ids))]
+        spread = [-(full[p - 1].exp() * full[p - 1]).sum().item() for p in range(row.start, len(row.ids))]
+        assert logprobs.tolist() == pytest.approx(expected, abs=1e-5)
+        assert entropies.tolist() == pytest.approx(spread, abs=1e-5)
+    everything = [value for row in stats.entropies for value in row.tolist()]
+    assert stats.entropy() == pytest.approx(sum(everything) / len(everything), rel=1e-6)
+
+
+@pytest.mark.parametrize("with_old", [False, True])
+def test_the_gradient_depends_on_neither_micro_batches_nor_order(with_old):
+    rows = random_rows(12, seed=2)
+    rows[3].masks.append("mrs")
+    rows[5].advantage = None
+    old = Learner(tiny_model(seed=9), config()).logprobs(rows) if with_old else None
+    whole = gradient(Learner(tiny_model(), config(train__micro_batch_tokens=100000)), rows, old)
+    assert whole.norm() > 0.1
+    for limit in (1, 25, 60):
+        parts = gradient(Learner(tiny_model(), config(train__micro_batch_tokens=limit)), rows, old)
+        assert torch.allclose(parts, whole, rtol=0, atol=1e-5 * whole.norm().item())
+    backwards = gradient(Learner(tiny_model(), config()), rows[::-1], old[::-1] if old else None)
+    assert torch.allclose(backwards, whole, rtol=0, atol=1e-5 * whole.norm().item())
+
+
+def test_the_gradient_is_the_policy_gradient_over_rows_counted_before_rejection():
+    rows = random_rows(6, seed=3)
+    rows[1].masks.append("prs")  # counts in the denominator, adds no gradient
+    rows[2].advantage = None  # nobody's fault: doesn't count at all
+    rows[4].advantage = 0.0  # counts, adds nothing
+    got = gradient(Learner(tiny_model(), config(loss__scale=10.0)), rows)
+    model = tiny_model()
+    total = 0.0
+    for row in (rows[0], rows[3], rows[5]):
+        logprobs = model(input_ids=torch.tensor([row.ids])).logits[0].log_softmax(-1)
+        total = total - row.advantage * sum(logprobs[p - 1, row.ids[p]] for p in range(row.start, len(row.ids)))
+    (total / 5 / 10.0).backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert torch.allclose(got, expected, rtol=0, atol=1e-5 * expected.norm().item())
+
+
+def test_an_update_moves_weights_reports_and_counts_versions():
+    learner = Learner(tiny_model(), config(optim__lr=1e-3, optim__warmup_steps=2))
+    rows = random_rows(6, seed=4)
+    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    first = learner.update(rows, learner.logprobs(rows))
+    assert first["policy/lr"] == pytest.approx(5e-4)
+    assert first["policy/clip_share"] == 0
+    assert first["policy/skipped"] == 0
+    assert first["policy/grad_norm"] > 0
+    expected = -sum(row.advantage * (len(row.ids) - row.start) for row in rows) / len(rows)
+    assert first["policy/loss"] == pytest.approx(expected, rel=1e-4)
+    assert any(not torch.equal(before[name], value) for name, value in learner.model.state_dict().items())
+    assert learner.update(rows)["policy/lr"] == pytest.approx(1e-3)
+    assert learner.version == 2
+
+
+@pytest.mark.parametrize("why", ["masked", "no advantage", "zero advantage", "no completion", "no rows"])
+def test_a_batch_with_nothing_to_train_on_takes_no_step(why):
+    learner = Learner(tiny_model(), config())
+    learner.update(random_rows(4, seed=5))  # so that AdamW has momentum which a careless step would follow
+    rows = random_rows(4, seed=6)
+    if why == "no rows":
+        rows = []
+    for row in rows:
+        if why == "masked":
+            row.masks.append("mrs")
+        elif why == "no completion":
+            row.ids, row.rollout_logprobs = row.ids[: row.start], []
+        else:
+            row.advantage = 0.0 if why == "zero advantage" else None
+    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    metrics = learner.update(rows, learner.logprobs(rows))
+    assert metrics["policy/skipped"] == 1
+    assert learner.version == 1
+    assert all(torch.equal(before[name], value) for name, value in learner.model.state_dict().items())
+
+
+def test_a_gradient_that_is_not_finite_takes_no_step():
+    learner = Learner(tiny_model(), config())
+    rows = random_rows(3, seed=7)
+    rows[0].advantage = math.inf
+    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    assert learner.update(rows)["policy/skipped"] == 1
+    assert all(torch.equal(before[name], value) for name, value in learner.model.state_dict().items())
+
+
+def test_equal_seeds_give_equal_bytes_and_a_restored_learner_goes_on_the_same():
+    def train(learner, steps):
+        for step in steps:
+            rows = random_rows(6, seed=step)
+            learner.update(rows, learner.logprobs(rows))
+        return [value.numpy().tobytes() for value in learner.model.state_dict().values()]
+
+    straight = train(Learner(tiny_model(), config()), range(4))
+    assert straight == train(Learner(tiny_model(), config()), range(4))
+    first = Learner(tiny_model(), config())
+    train(first, range(2))
+    second = Learner(tiny_model(seed=1), config())
+    second.load_state(first.state())
+    assert second.version == 2
+    assert train(second, range(2, 4)) == straight
+
+
+def test_rows_refuse_missing_logprobs_and_empty_prompts():
+    with pytest.raises(ValueError, match="2 completion tokens but 1 log-probs"):
+        Row([1, 2, 3], 1, [-0.1])
+    with pytest.raises(ValueError, match="not finite"):
+        Row([1, 2], 1, [math.nan])
+    with pytest.raises(ValueError, match="prompt is empty"):
+        Row([1, 2], 0, [-1.0, -1.0])
+
+
+def test_rows_of_a_trajectory_are_its_turns_as_sampled():
+    turns = [
+        Turn([1, 2], [3], [-0.5], 0, "stop", advantage=1.5),
+        Turn([1, 2, 3, 4], [5, 6], [-0.1, -0.2], 0, "length"),
+    ]
+    rows = rows_of(Trajectory("p", 3, turns, step=7))
+    assert [(row.ids, row.start, row.turn, row.advantage) for row in rows] == [
+        ([1, 2, 3], 2, 0, 1.5),
+        ([1, 2, 3, 4, 5, 6], 4, 1, None),
+    ]
+    assert rows[0].trajectory == rows[1].trajectory == ("p", 7, 3)
+    rows[1].masks.append("mrs")
+    assert turns[1].masks == ["mrs"]
+
+
+def test_micro_batches_hold_everything_once_within_the_limit():
+    rng = seeding.rng(0, "lengths")
+    lengths = [rng.randint(1, 30) for _ in range(50)]
+    batches = micro_batches(lengths, range(50), 64)
+    assert sorted(member for batch in batches for member in batch) == list(range(50))
+    assert all(len(batch) * max(lengths[m] for m in batch) <= 64 for batch in batches)
+    assert micro_batches([100, 3], [0, 1], 10) == [[0], [1]]
+
+
+def test_padding_leaves_targets_where_they_belong():
+    batch = make_batch([[1, 2, 3], [4, 5]], [[1, 2], [1]], [1, 0], "cpu")
+    assert batch.input_ids.tolist() == [[4, 5, 0], [1, 2, 3]]
+    assert batch.targets.tolist() == [5, 2, 3]
+    assert [place.tolist() for place in batch.where] == [[0, 1, 1], [0, 0, 1]]
+    assert batch.target_counts == [1, 2]
+
+
+def test_a_model_that_does_more_than_its_head_is_refused():
+    model = tiny_model()
+    check_head(model)
+    plain = model.forward
+
+    def capped(*args, **kwargs):
+        output = plain(*args, **kwargs)
+        output.logits = 0.5 * output.logits.tanh()
+        return output
+
+    model.forward = capped
+    with pytest.raises(ValueError, match="plain head"):
+        check_head(model)
+
+
+CONTEXTS, ARMS = 4, 6
+
+
+def bandit_reward(context, arm):
+    """In [0, 3]; the best arm of a context earns 3."""
+    return 3.0 - 0.5 * ((arm - 2 * context) % ARMS)
+
+
+def test_a_contextual_bandit_is_learned_to_95_percent_of_its_optimum():
+    """The prompt is a context token, the completion one token; learner, loss and trloo are the real ones."""
+    settings = config(optim__lr=5e-3, optim__warmup_steps=0)
+    learner = Learner(tiny_model(layers=1, vocabulary=CONTEXTS + ARMS), settings)
+    prompts = [[context] for context in range(CONTEXTS)]
+
+    def policy():
+        with torch.no_grad():
+            return learner.model(input_ids=torch.tensor(prompts)).logits[:, -1].log_softmax(-1)
+
+    def expected_reward():
+        """Closed form: sum over arms of pi(arm | context) * reward, mean over contexts; other tokens earn 0."""
+        return (
+            sum(
+                policy()[c, CONTEXTS + a].exp().item() * bandit_reward(c, a)
+                for c in range(CONTEXTS)
+                for a in range(ARMS)
+            )
+            / CONTEXTS
+        )
+
+    generator = seeding.generator(0, "bandit")
+    start = expected_reward()
+    for step in range(80):
+        logprobs = policy()
+        rows, returns, groups = [], [], []
+        for context in range(CONTEXTS):
+            tokens = torch.multinomial(logprobs[context].exp(), 16, replacement=True, generator=generator).tolist()
+            for sample, token in enumerate(tokens):
+                rows.append(
+                    Row(
+                        [context, token],
+                        1,
+                        [logprobs[context, token].item()],
+                        problem_id=str(context),
+                        sample_index=sample,
+                    )
+                )
+                returns.append([bandit_reward(context, token - CONTEXTS) if token >= CONTEXTS else 0.0])
+                groups.append((context, step))
+        for row, value in zip(rows, advantages(returns, groups, "trloo")):
+            row.advantage = value[0]
+        learner.update(rows, learner.logprobs(rows))
+    assert start < 0.7 * 3.0
+    assert expected_reward() > 0.95 * 3.0
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_bf16_stays_close_to_fp32_and_weights_stay_fp32():
+    rows = random_rows(40, seed=8)
+    expected = Learner(tiny_model(), config()).logprobs(rows)
+    settings = config(device="cuda", train__autocast="true")
+    learner = Learner(tiny_model(), settings)
+    got = learner.logprobs(rows)
+    gap = (torch.cat(got) - torch.cat(expected)).abs()
+    assert gap.mean() < 0.02
+    assert gap.max() < 0.2
+    metrics = learner.update(rows, got)
+    assert metrics["policy/skipped"] == 0
+    assert metrics["policy/clip_share"] < 0.01
+    assert {p.dtype for p in learner.model.parameters()} == {torch.float32}

@@ -1,0 +1,116 @@
+"""Metrics: no step twice after a resume, no unknown name, and the right numbers off trajectories."""
+
+import json
+import math
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from env.records import Verdict
+from rl.metrics import MetricsWriter, rollout_metrics
+from rl.records import Trajectory, Turn
+
+pytestmark = pytest.mark.budget(20)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_lines_and_tensorboard_hold_the_values(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(0, {"reward/mean": 1.5, "policy/entropy": math.nan, "policy/loss": None})
+        writer.write_wall(0, {"seconds/rollout": 2.0, "tokens_per_s": 10.0})
+    assert lines(tmp_path / "metrics.jsonl") == [
+        {"step": 0, "policy/entropy": None, "policy/loss": None, "reward/mean": 1.5}
+    ]
+    assert lines(tmp_path / "wall.jsonl") == [{"step": 0, "seconds/rollout": 2.0, "tokens_per_s": 10.0}]
+    events = EventAccumulator(str(tmp_path / "tb")).Reload()
+    assert sorted(events.Tags()["scalars"]) == ["reward/mean", "seconds/rollout", "tokens_per_s"]
+    assert events.Scalars("reward/mean")[0].value == 1.5
+
+
+def test_a_resumed_run_writes_the_same_bytes_as_an_unbroken_one(tmp_path):
+    def write(folder, steps, resume_step=0):
+        with MetricsWriter(folder, resume_step) as writer:
+            for step in steps:
+                writer.write(step, {"policy/lr": step / 10, "reward/mean": float(step)})
+                writer.write_wall(step, {"seconds/learn": 0.1})
+
+    write(tmp_path / "whole", range(6))
+    write(tmp_path / "broken", range(5))
+    with open(tmp_path / "broken" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 5, "policy/l')  # killed while writing
+    write(tmp_path / "broken", range(3, 6), resume_step=3)
+    for name in ("metrics.jsonl", "wall.jsonl"):
+        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_last_line_without_its_newline_is_written_anew(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}')
+    with MetricsWriter(tmp_path, 2):
+        assert lines(tmp_path / "metrics.jsonl") == [{"step": 0}]
+
+
+def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\nrubbish\n{"step": 1}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl:2"):
+        MetricsWriter(tmp_path, 2)
+
+
+@pytest.mark.parametrize("name", ["reward/maen", "status/splendid", "fast/1.2", "reward/mean_turn", "xreward/mean"])
+def test_unknown_names_are_refused(tmp_path, name):
+    with MetricsWriter(tmp_path) as writer, pytest.raises(ValueError, match="unknown metric"):
+        writer.write(0, {name: 1.0})
+
+
+def turn(status, reward, advantage=1.0, speedup=None, pr=None, masks=(), tokens=2):
+    parts = {} if reward is None else {"correct": float(reward > 0), "speedup": 0.0, "profiling_ratio": 0.0}
+    if reward:
+        parts |= {"speedup": min(speedup, 3.0), "profiling_ratio": pr}
+    verdict = Verdict(status, speedup=speedup, profiling_ratio=pr).to_json()
+    return Turn(
+        [1] * 3, [2] * tokens, [-1.0] * tokens, 0, "stop", "", "", verdict, reward, parts, advantage, list(masks)
+    )
+
+
+def test_what_trajectories_say(tmp_path):
+    trajectories = [
+        Trajectory("p", 0, [turn("correct", 3.5, speedup=2.0, pr=0.5), turn("incorrect", 0.0, masks=["mrs"])]),
+        Trajectory("p", 1, [turn("hack", 0.0, speedup=9.0), turn("infra_error", None, None, masks=["infra_error"])]),
+        Trajectory("p", 2, [turn("correct", 5.0, speedup=1.1, pr=1.0, masks=["prs"], tokens=4)]),
+        Trajectory("q", 0, [turn("compile_error", 0.0)]),
+    ]
+    values = rollout_metrics(trajectories)
+    expected = {
+        "reward/mean": 8.5 / 5,
+        "reward/mean_turn1": 8.5 / 4,
+        "reward/mean_turn2": 0.0,
+        "reward/correct": 2 / 5,
+        "reward/speedup": 1.55,
+        "reward/profiling_ratio": 0.75,
+        "status/correct": 2 / 6,
+        "status/infra_error": 1 / 6,
+        "status/hack_turn1": 1 / 4,
+        "status/infra_error_turn2": 1 / 2,
+        "hack/ratio": 1 / 5,
+        "fast/1.0_turn1": 2 / 4,
+        "fast/1.2_turn1": 1 / 4,
+        "fast/1.0_turn2": 0.0,
+        "mask/mrs": 1 / 6,
+        "mask/prs": 1 / 6,
+        "mask/veto": 0.0,
+        "mask/infra": 1 / 6,
+        "group/size_mean": 5 / 3,
+        "tokens/completion_mean": 14 / 6,
+        "tokens/total": 6 * 3 + 14,
+    }
+    assert {name: values[name] for name in expected} == pytest.approx(expected)
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(0, values)
+
+
+def test_a_step_in_which_nothing_was_judged_leaves_means_out():
+    values = rollout_metrics([Trajectory("p", 0, [turn("infra_error", None, None)])])
+    assert values["mask/infra"] == 1.0
+    assert not {"reward/mean", "hack/ratio", "fast/1.0_turn1", "group/size_mean"} & set(values)
