@@ -11,8 +11,8 @@ import hashlib
 import signal
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from env.buffers import SharedMemoryError
 from env.compare import Comparison, compare
 from env.extract import inspect_source
 from env.feedback import render
+from env.gate import DeviceGate
 from env.profile_table import profiling_ratio, valid_rows
 from env.records import Problem, Verdict, sha256
 from env.session import ForeignError, Outputs, ProtocolError, Session
@@ -63,22 +64,14 @@ class Trial:
 
 
 class Judge:
-    """Judges one candidate at a time. `exclusive(workers)` is entered around timing: alone on the device but for those."""
+    """Judges one candidate at a time; several judges (lanes) may share a fork server, a device and its gate."""
 
-    def __init__(
-        self,
-        server: ForkServer,
-        rules: Rules,
-        secret: int,
-        exclusive: Callable[[list[Worker]], AbstractContextManager] = lambda workers: nullcontext(),
-        on_worker: Callable[[Worker], None] = lambda worker: None,
-    ):
+    def __init__(self, server: ForkServer, rules: Rules, secret: int, gate: DeviceGate):
         self.server = server
         self.device = server.device
         self.rules = rules
         self.secret = secret
-        self.exclusive = exclusive
-        self.on_worker = on_worker
+        self.gate = gate
         self.spares: deque[Worker] = deque()
         self.references: OrderedDict[str, _Reference] = OrderedDict()
         self._refill()
@@ -95,7 +88,7 @@ class Judge:
         """Keep workers warming while others are judged: their context and profiler cost seconds, not ours."""
         while len(self.spares) < self.rules.spares:
             worker = self.server.fork()
-            self.on_worker(worker)
+            self.gate.register(worker)
             worker.post("warm", profiler=True)
             self.spares.append(worker)
 
@@ -107,7 +100,7 @@ class Judge:
             self._refill()
         reply = worker.collect(self.rules.compile_timeout_s)
         worker.isolation = reply.get("isolation", {})
-        return Session(worker, self.device, self.rules.run_timeout_s, self.rules.compile_timeout_s)
+        return Session(worker, self.device, self.gate, self.rules.run_timeout_s, self.rules.compile_timeout_s)
 
     def _seed(self, problem: Problem, what: str) -> int:
         """A seed that nobody outside can guess and that is the same for equal secrets: candidates can't tune to inputs."""
@@ -154,11 +147,7 @@ class Judge:
         if report.error:
             raise Rejected("compile_error", report.error)
         with _clock(cost, "reference_s"), self._as_problem_error(problem):
-            reference = self._reference(problem)
-            trials = [
-                reference.trial(self._seed(problem, f"trial{index}"), train, grad)
-                for index, (train, grad) in enumerate(self._modes())
-            ]
+            reference, trials = self._expected(problem)
         session = self._take()
         try:
             missing = [name for name, state in session.worker.isolation.items() if state != "on"]
@@ -182,6 +171,23 @@ class Judge:
         """(train mode, gradients on) of each trial: judged in train mode under no_grad, held to the others as well."""
         return [(True, False)] * self.rules.trials + [(False, False), (True, True)]
 
+    def _expected(self, problem: Problem) -> tuple[_Reference, list[Trial]]:
+        """The reference, started if need be, and what it makes of each trial's inputs."""
+        kept = problem.sha256 in self.references
+        reference = self._reference(problem)
+        try:
+            trials = [
+                reference.trial(self._seed(problem, f"trial{index}"), train, grad)
+                for index, (train, grad) in enumerate(self._modes())
+            ]
+        except (WorkerDied, WorkerTimeout):
+            # A worker that was kept may have been lost for reasons that are not the problem's: a fresh one decides.
+            if not kept:
+                raise
+            self._forget(problem)
+            return self._expected(problem)
+        return reference, trials
+
     @contextmanager
     def _as_problem_error(self, problem: Problem) -> Iterator[None]:
         try:
@@ -202,14 +208,14 @@ class Judge:
         session.build(name, reference.init_layout, reference.weights_seed)
         layout, data = reference.state
         if layout["items"]:
-            session.buffer("state", data.numel()).tensor[: data.numel()].copy_(data)
-            session.synchronise()
+            session.fill("state", data)
             session.ask("load_state", self.rules.run_timeout_s, layout=layout, buffer="state")
 
     def _run(self, session: Session, trial: Trial, op: str, **request: Any) -> tuple[Outputs, Comparison]:
         session.set_inputs(trial.layout, trial.inputs)
         outputs = session.call(op, trial.outputs.data.numel(), **request)
-        result = compare(trial.outputs.layout, trial.outputs.data, outputs.layout, outputs.data)
+        with self.gate:
+            result = compare(trial.outputs.layout, trial.outputs.data, outputs.layout, outputs.data)
         if result.match:
             for index, (mine, theirs) in enumerate(zip(trial.outputs.mutated, outputs.mutated)):
                 if theirs and not mine:
@@ -291,7 +297,7 @@ class Judge:
         session.set_inputs(trial.layout, trial.inputs)
         last = reference.trial(self._seed(problem, "timed, last block"), True, False)
         blocks: dict[str, list[list[float]]] = {"reference": [], "candidate": []}
-        with self.exclusive([reference.session.worker, session.worker]):
+        with self.gate.alone([reference.session.worker, session.worker]):
             lead = _times(reference.time(trial, 3)), _times(session.call("time", train=True, calls=3, seed=0))
             calls = max(3, min(MAX_CALLS, int(BLOCK_US / max(min(map(min, lead)), 1.0))))
             for number in range(TIMED_BLOCKS):

@@ -12,6 +12,7 @@ import torch
 
 from env import tensors
 from env.buffers import Buffer
+from env.gate import DeviceGate
 from env.worker import Worker
 
 
@@ -43,8 +44,9 @@ class Outputs:
 class Session:
     """One module loaded in one worker. Every method raises ForeignError, WorkerDied or WorkerTimeout."""
 
-    def __init__(self, worker: Worker, device: str, run_timeout_s: float, compile_timeout_s: float):
+    def __init__(self, worker: Worker, device: str, gate: DeviceGate, run_timeout_s: float, compile_timeout_s: float):
         self.worker = worker
+        self.gate = gate
         self.device = device
         self.run_timeout_s = run_timeout_s
         self.compile_timeout_s = compile_timeout_s
@@ -87,19 +89,29 @@ class Session:
         lent = self.buffer(buffer, _size(reply))
         self.ask("pack", self.run_timeout_s, name=what, buffer=buffer)
         layout = _checked(reply, lent.nbytes)
-        return layout, lent.tensor[: _size(reply)].clone()
+        with self.gate:
+            return layout, lent.tensor[: _size(reply)].clone()
 
     def set_inputs(self, layout: dict[str, Any], data: torch.Tensor) -> None:
         """Fill the worker's own copy of the inputs: whatever it did to the last one is gone."""
-        self.buffer("inputs", data.numel()).tensor[: data.numel()].copy_(data)
+        self.fill("inputs", data)
         self.inputs_layout, self.inputs = layout, data
+
+    def fill(self, name: str, data: torch.Tensor) -> None:
+        """Copy bytes to a lent buffer; they have arrived when this returns."""
+        buffer = self.buffer(name, data.numel())
+        with self.gate:
+            buffer.tensor[: data.numel()].copy_(data)
+            self.synchronise()
 
     def call(self, op: str, expected_bytes: int = 0, **request: Any) -> Outputs:
         """Run `run` or `time` on the inputs that were set. `expected_bytes`: size of the reference's outputs, if known."""
         if expected_bytes:
             # NaN in every float: an output that was never written, or written too late, can't look right.
-            self.buffer("outputs", expected_bytes).tensor.fill_(0xFF)
-        self.synchronise()
+            buffer = self.buffer("outputs", expected_bytes)
+            with self.gate:
+                buffer.tensor.fill_(0xFF)
+                self.synchronise()
         timeout_s = self.run_timeout_s if self.compiled else self.compile_timeout_s + self.run_timeout_s
         reply = self.ask(op, timeout_s, layout=self.inputs_layout, **request)
         self.compiled = True
@@ -111,10 +123,12 @@ class Session:
         if reply.get("packed"):
             buffer = self.buffers["outputs"]
             layout = _checked(reply, buffer.nbytes)
-            data = buffer.tensor[: _size(reply)].clone()
+            with self.gate:
+                data = buffer.tensor[: _size(reply)].clone()
         else:
             layout = _checked(reply, 1 << 62)
-        return Outputs(layout, data, reply, self._mutated())
+        with self.gate:
+            return Outputs(layout, data, reply, self._mutated())
 
     def _mutated(self) -> list[bool]:
         current = self.buffers["inputs"].tensor

@@ -77,6 +77,10 @@ class Wire:
             chunks += data
         return bytes(chunks)
 
+    def readable(self, timeout_s: float) -> bool:
+        """Wait up to `timeout_s` seconds for the first byte of an answer (or the end of the channel)."""
+        return bool(select.select([self.sock], [], [], timeout_s)[0])
+
     def recv(self, timeout_s: float) -> dict[str, Any]:
         """Receive one frame; descriptors that came with it are appended to `self.fds`.
 

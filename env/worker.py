@@ -105,8 +105,9 @@ class Worker:
         self.pending = 0
         self.isolation: dict[str, str] = {}
         self.ended = False
-        # Seconds that this worker stood still for somebody else's timing: they don't count against its budget.
-        self.stopped_s = 0.0
+        # Time that this worker stood still for somebody else's timing: it doesn't count against its budget.
+        self._stopped_s = 0.0
+        self._stopped_at: float | None = None
 
     def post(self, op: str, fds: tuple[int, ...] = (), **request: Any) -> None:
         """Ask without waiting: `collect` later takes the answer."""
@@ -118,18 +119,16 @@ class Worker:
 
     def collect(self, timeout_s: float) -> dict[str, Any]:
         """The answer to the oldest question. Raises WorkerTimeout, WorkerDied."""
-        end = time.monotonic() + timeout_s
-        before = self.stopped_s
-        while True:
-            try:
-                reply = self.wire.recv(max(0.001, end + self.stopped_s - before - time.monotonic()))
-                break
-            except WireTimeout as error:
-                if self.stopped_s - before + end > time.monotonic():
-                    continue
-                raise WorkerTimeout(f"no answer within {timeout_s:.0f} s") from error
-            except WireError as error:
-                raise self._dead(str(error)) from error
+        end = time.monotonic() + timeout_s - self.stopped_s()
+        while not self.wire.readable(max(0.0, end + self.stopped_s() - time.monotonic())):
+            if time.monotonic() >= end + self.stopped_s():
+                raise WorkerTimeout(f"no answer within {timeout_s:.0f} s")
+        try:
+            reply = self.wire.recv(max(1.0, end + self.stopped_s() - time.monotonic()))
+        except WireTimeout as error:
+            raise WorkerTimeout("half an answer") from error
+        except WireError as error:
+            raise self._dead(str(error)) from error
         self.pending -= 1
         return reply
 
@@ -147,13 +146,22 @@ class Worker:
     def _dead(self, why: str) -> WorkerDied:
         return WorkerDied(self.end(), why)
 
+    def stopped_s(self) -> float:
+        """Seconds that this worker has been paused so far."""
+        at = self._stopped_at
+        return self._stopped_s + (time.monotonic() - at if at is not None else 0.0)
+
     def pause(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGSTOP)
+            self._stopped_at = time.monotonic()
 
     def resume(self) -> None:
+        if self._stopped_at is None:
+            return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)
+        self._stopped_s, self._stopped_at = self.stopped_s(), None
 
     def end(self) -> int | None:
         """Kill the worker and everything it started, reap it, remove its scratch. Returns its exit code, None if unknown."""
