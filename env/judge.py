@@ -26,6 +26,7 @@ from env.feedback import render
 from env.gate import DeviceGate
 from env.profile_table import profiling_ratio, valid_rows
 from env.records import Problem, Verdict, sha256
+from env.rules import Rules
 from env.session import ForeignError, Outputs, ProtocolError, Session
 from env.wire import WireError, WireTimeout
 from env.worker import ForkServer, Worker, WorkerDied, WorkerTimeout
@@ -34,16 +35,6 @@ KEPT_REFERENCES = 2
 TIMED_BLOCKS = 4
 BLOCK_US = 20_000.0
 MAX_CALLS = 50
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What a verdict rests on. Values are the paper's where it names them."""
-
-    trials: int = 5
-    compile_timeout_s: float = 60.0
-    run_timeout_s: float = 30.0
-    spares: int = 1
 
 
 class Rejected(Exception):

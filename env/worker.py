@@ -43,7 +43,7 @@ class WorkerTimeout(Exception):
 class ForkServer:
     """Owns the process that forks workers. Thread-safe: requests are answered one at a time."""
 
-    def __init__(self, device: str, start_timeout_s: float = 120.0):
+    def __init__(self, device: str, wait: bool = True):
         self.device = device
         self.home = Path(tempfile.mkdtemp(prefix="kernel-judge-"))
         self.lock = threading.Lock()
@@ -61,7 +61,12 @@ class ForkServer:
         )  # fmt: skip
         theirs.close()
         self.control = Wire(ours)
-        self.control.recv(start_timeout_s)
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self, timeout_s: float = 120.0) -> None:
+        """Block until torch and triton are imported there. Raises WireError or WireTimeout where that fails."""
+        self.control.recv(timeout_s)
 
     def fork(self) -> Worker:
         """A new sandboxed worker. Raises WireError or WireTimeout where the fork server is broken."""

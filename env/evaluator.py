@@ -1,0 +1,151 @@
+"""One evaluator: a trusted process pinned to one GPU (or one CPU slot) that judges what the pool sends it.
+
+Runs as a process of its own, started by `env.pool`. It holds the device context, a fork server and one judge a lane; lanes
+are threads, which compile and check candidates beside each other and take turns at timing.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from env import isolation
+from env.extract import clean_source, extract_code
+from env.feedback import render
+from env.gate import DeviceGate
+from env.records import Problem, Verdict, sha256
+from env.rules import Rules
+
+
+@dataclass(frozen=True)
+class Job:
+    """One candidate on its way to a judge. `raw`: `response` is a model's whole answer, code still to be found."""
+
+    id: int
+    problem: Problem
+    response: str
+    raw: bool
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an evaluator is told first. `gpu`: what CUDA_VISIBLE_DEVICES shall say, empty on the CPU."""
+
+    device: str
+    gpu: str
+    lanes: int
+    rules: Rules
+    secret: int
+
+
+def _versions() -> dict[str, str]:
+    import platform
+
+    import torch
+    import triton
+
+    return {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
+
+
+def _device_name(device: str) -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if device == "cuda" else "cpu (modelled times)"
+
+
+def _judge_one(judge: object, job: Job) -> Verdict:
+    entry = job.problem.entry_point
+    source = extract_code(job.response, entry) if job.raw else clean_source(job.response)
+    if source is None:
+        verdict = Verdict(
+            status="compile_error",
+            message=f"No closed Python code block that defines class {entry}New was found in the answer.",
+            problem_sha256=job.problem.sha256,
+            candidate_sha256=sha256(job.response),
+        )
+        verdict.feedback = render(verdict)
+        return verdict
+    return judge.judge(job.problem, source)
+
+
+def run(connection: Connection) -> None:
+    """Serve jobs from the pool until it closes the connection. First message back: ("ready", info) or ("failed", why)."""
+    setup: Setup = connection.recv()
+    device = setup.device
+    isolation.set_parent_death_signal()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle: it closes the connection
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if device == "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = setup.gpu
+    server = None
+    try:
+        from env.worker import ForkServer
+
+        server = ForkServer(device, wait=False)  # imports torch beside this process
+        import torch
+
+        from env.judge import Judge
+
+        torch.set_num_threads(1)
+        if device == "cuda":
+            torch.zeros(1, device="cuda")
+        server.wait_ready()
+        gate = DeviceGate()
+        judges = [Judge(server, setup.rules, setup.secret, gate) for _ in range(setup.lanes)]
+        info = {"device": _device_name(device), "versions": _versions()}
+        connection.send(("ready", info))
+    except Exception as error:
+        connection.send(("failed", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=3)}"))
+        if server is not None:
+            server.close()
+        return
+    _serve(connection, judges, info)
+    for judge in judges:
+        judge.close()
+    server.close()
+
+
+def _serve(connection: Connection, judges: list, info: dict) -> None:
+    jobs: queue.Queue[Job | None] = queue.Queue()
+    sending = threading.Lock()
+
+    def lane(judge: object) -> None:
+        while (job := jobs.get()) is not None:
+            try:
+                verdict = _judge_one(judge, job)
+            except Exception as error:
+                verdict = Verdict(status="infra_error", message=f"the judge failed: {traceback.format_exc(limit=6)}")
+                verdict.feedback = render(verdict)
+                if "CUDA" in str(error):
+                    # A broken context judges nobody any more: the pool starts another evaluator.
+                    os._exit(3)
+            verdict.device, verdict.versions = info["device"], info["versions"]
+            with sending:
+                connection.send(("verdict", job.id, verdict.to_json()))
+
+    threads = [threading.Thread(target=lane, args=(judge,), daemon=True) for judge in judges]
+    for thread in threads:
+        thread.start()
+    try:
+        while (job := connection.recv()) is not None:
+            jobs.put(job)
+    except (EOFError, OSError):
+        # The driver is gone: what is in flight has nobody to go to.
+        os._exit(0)
+    for _ in threads:
+        jobs.put(None)
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    # Under its importable name: objects that are pickled here must be found as env.evaluator.X there.
+    from env.evaluator import run as serve
+
+    serve(Connection(int(sys.argv[1])))
