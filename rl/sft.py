@@ -136,13 +136,10 @@ def train(model: torch.nn.Module, examples: Sequence[Example], config: Config, f
             checkpoint.save(folder / "checkpoints", epoch + 1, state, config.train.keep_checkpoints)
 
 
-def load_examples(run: Path, tokenizer, context: int) -> list[Example]:
-    """The run's collected trajectories as Examples. Raises FileNotFoundError or ValueError saying what is missing."""
+def load_examples(source: Path, tokenizer, context: int) -> list[Example]:
+    """The collected trajectories as Examples. Raises ValueError where none can be trained on."""
     from rl.prompts import encode_trajectory
 
-    source = run / "collect" / "trajectories.jsonl"
-    if not source.is_file():
-        raise FileNotFoundError(f"{source} is missing: run `python -m rl.collect --run {run}` first")
     encoded = [encode_trajectory(tokenizer, trajectory) for trajectory in read_trajectories(source)]
     examples = [e for ids, mask in encoded if (e := example(ids, mask, context)) is not None]
     if not examples:
@@ -178,6 +175,9 @@ def main(run: Path) -> None:
         print(f"{folder}: done before")
         return
     config = load_run(run)
+    source = run / "collect" / "trajectories.jsonl"
+    if not source.is_file():
+        raise FileNotFoundError(f"{source} is missing: run `python -m rl.collect --run {run}` first")
     seeding.seed_everything(config.seed)
     from rl import modeling  # imports transformers, which takes seconds: not for a finished stage
 
@@ -185,13 +185,13 @@ def main(run: Path) -> None:
     if not config.model.path and not (start / "config.json").is_file():
         texts = [
             text
-            for trajectory in read_trajectories(run / "collect" / "trajectories.jsonl")
+            for trajectory in read_trajectories(source)
             for turn in trajectory.turns
             for text in (turn.prompt_text, turn.completion_text)
         ]
         modeling.build_initial(config, texts, start)
     model, tokenizer = modeling.load(start, config.device)
-    examples = load_examples(run, tokenizer, config.model.context)
+    examples = load_examples(source, tokenizer, config.model.context)
     print(f"SFT: {len(examples)} trajectories, {sum(len(e.ids) for e in examples):,} tokens an epoch", flush=True)
     train(model, examples, config, folder)
     save_folder(model, tokenizer, folder / "model")

@@ -2,13 +2,17 @@
 
 import json
 import math
+import sys
+import types
 
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+import rl
 from rl import checkpoint, seeding, sft
 from rl.config import Config, load_recipe
+from rl.records import Trajectory, Turn, append_trajectories
 
 pytestmark = pytest.mark.budget(30)
 
@@ -155,6 +159,91 @@ def test_a_gradient_that_is_not_finite_says_what_to_do():
 def test_no_examples_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="no example"):
         sft.train(tiny_model(), [], config(), tmp_path)
+
+
+class Tokenizer:
+    """One token a character; enough of a tokenizer to be saved."""
+
+    def save_pretrained(self, folder):
+        (folder / "tokenizer.json").write_text("{}")
+
+
+@pytest.fixture
+def text_side(monkeypatch):
+    """Stands in for the text half of the project, whose own tests cover it; returns the calls that arrived."""
+    calls = []
+
+    def build_initial(settings, texts, folder):
+        calls.append(("build", texts))
+        tiny_model().save_pretrained(folder)
+
+    def load(folder, device):
+        calls.append(("load", folder))
+        return Qwen3ForCausalLM.from_pretrained(folder), Tokenizer()
+
+    def encode_trajectory(tokenizer, trajectory):
+        ids, mask = [], []
+        for turn in trajectory.turns:
+            for text, trained in ((turn.prompt_text, 0), (turn.completion_text, 1)):
+                ids += [ord(letter) % 32 for letter in text]
+                mask += [trained] * len(text)
+        return ids, mask
+
+    for name, module in (
+        ("modeling", types.SimpleNamespace(build_initial=build_initial, load=load)),
+        ("prompts", types.SimpleNamespace(encode_trajectory=encode_trajectory)),
+    ):
+        monkeypatch.setitem(sys.modules, f"rl.{name}", module)
+        monkeypatch.setattr(rl, name, module, raising=False)
+    return calls
+
+
+def prepare_run(run, settings, completions=("abcd", "efgh", "ijkl")):
+    run.mkdir(exist_ok=True)
+    (run / "config.json").write_text(json.dumps(settings.to_json()))
+    turns = [Turn([], [], [], 0, "stop", "prompt", text) for text in completions]
+    append_trajectories(run / "collect" / "trajectories.jsonl", [Trajectory("p", i, [t]) for i, t in enumerate(turns)])
+
+
+def test_the_stage_writes_a_model_folder_then_done_and_repeats_to_the_byte(tmp_path, text_side):
+    for name in ("first", "second"):
+        prepare_run(tmp_path / name, config())
+        sft.main(tmp_path / name)
+    assert [call[0] for call in text_side] == ["build", "load"] * 2
+    assert text_side[0][1] == ["prompt", "abcd", "prompt", "efgh", "prompt", "ijkl"]
+    folder = tmp_path / "first" / "sft"
+    names = {path.name for path in folder.iterdir()}
+    assert {"model", "metrics.jsonl", "wall.jsonl", "DONE"} <= names
+    assert not [name for name in names if name.startswith(".tmp")]
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in (folder / "model").iterdir()
+    }
+    for file in ("metrics.jsonl", "model/model.safetensors"):
+        assert (folder / file).read_bytes() == (tmp_path / "second" / "sft" / file).read_bytes()
+
+
+def test_the_stage_takes_a_given_model_folder(tmp_path, text_side):
+    given = tmp_path / "given"
+    tiny_model().save_pretrained(given)
+    prepare_run(tmp_path / "run", config(model__path=f'"{given}"'))
+    sft.main(tmp_path / "run")
+    assert text_side == [("load", given)]
+
+
+def test_trajectories_that_do_not_fit_are_cut_and_counted(tmp_path, text_side, capsys):
+    prepare_run(tmp_path, config(), completions=("abcd", "x" * 40))
+    source = tmp_path / "collect" / "trajectories.jsonl"
+    examples = sft.load_examples(source, Tokenizer(), context=20)
+    assert [len(e.ids) for e in examples] == [10, 20]
+    assert "1 of 2 trajectories are longer than model.context = 20" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"raise model\.context"):
+        sft.load_examples(source, Tokenizer(), context=6)
+
+
+def test_missing_data_says_which_stage_to_run(tmp_path, text_side):
+    (tmp_path / "config.json").write_text(json.dumps(config().to_json()))
+    with pytest.raises(FileNotFoundError, match=r"rl\.collect"):
+        sft.main(tmp_path)
 
 
 def test_a_finished_stage_returns_at_once(tmp_path, capsys):
