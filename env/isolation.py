@@ -23,6 +23,9 @@ _MS_NOSUID_NOEXEC_NODEV = 2 | 8 | 4
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 1, 38, 36
 _SYS_CAPSET, _SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 126, 444, 445, 446
 
+# Beside scratch and the GPU's devices. The CUDA driver names its threads through /proc/self and fails where it can't.
+_WRITABLE = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/shm", "/proc/self")
+
 # Landlock's access bits that change the file system (reading and executing stay free in this level).
 _LANDLOCK_WRITES_V1 = (1 << 1) | sum(1 << bit for bit in range(4, 13))  # write_file, remove_*, make_*
 _LANDLOCK_REFER, _LANDLOCK_TRUNCATE = 1 << 13, 1 << 14
@@ -170,7 +173,7 @@ def apply(scratch: str, namespaces: dict[str, str], host_memory_bytes: int) -> d
         report["own /proc"] = mount_own_proc()
     limit_resources(host_memory_bytes)
     report.update(drop_privileges())
-    report["writes only to scratch"] = restrict_writes([scratch, "/dev"])
+    report["writes only to scratch"] = restrict_writes([scratch, *_WRITABLE, *map(str, Path("/dev").glob("nvidia*"))])
     # Last: the kernel clears it when credentials change.
     set_parent_death_signal()
     return report

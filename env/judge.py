@@ -91,6 +91,9 @@ class Judge:
             self._refill()
         reply = worker.collect(self.rules.compile_timeout_s)
         worker.isolation = reply.get("isolation", {})
+        if reply.get("ok") is not True:
+            worker.end()
+            raise WireError(f"a worker could not be made ready: {reply.get('message')}")
         return Session(worker, self.device, self.gate, self.rules.run_timeout_s, self.rules.compile_timeout_s)
 
     def _seed(self, problem: Problem, what: str) -> int:

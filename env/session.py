@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from env import tensors
-from env.buffers import Buffer
+from env.buffers import Buffer, SharedMemoryError
 from env.gate import DeviceGate
 from env.worker import Worker
 
@@ -77,7 +77,10 @@ class Session:
         held = self.buffers.get(name)
         if held is None or held.nbytes < nbytes:
             made = Buffer.create(nbytes, self.device)
-            self.worker.lend(name, made)
+            self.worker.post("attach", fds=(made.fd,), name=name, nbytes=made.nbytes)
+            reply = self.worker.collect(self.run_timeout_s)
+            if reply.get("ok") is not True:
+                raise SharedMemoryError(f"the worker could not map a buffer: {reply.get('message')}")
             if held is not None:
                 held.close()
             self.buffers[name] = held = made

@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from env.buffers import Buffer
 from env.wire import Wire, WireError, WireTimeout
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -143,10 +142,6 @@ class Worker:
             self.collect(timeout_s)
         self.post(op, fds, **request)
         return self.collect(timeout_s)
-
-    def lend(self, name: str, buffer: Buffer, timeout_s: float = 30.0) -> None:
-        """Let the worker map one of the judge's buffers under a name."""
-        self.call("attach", timeout_s, fds=(buffer.fd,), name=name, nbytes=buffer.nbytes)
 
     def _dead(self, why: str) -> WorkerDied:
         return WorkerDied(self.end(), why)
