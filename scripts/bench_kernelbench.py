@@ -4,7 +4,7 @@
 
 Answers three questions: is the verdict the one that the manifest expects, how fast are the honest candidates, and does
 the judge's speedup agree with CUDA events around the same calls in a process of its own? The plain loops run first, so
-that the pool's workers can't disturb them. FILE is rewritten after every row: a run that is cut short keeps what it has.
+that the pool's workers can't disturb them. FILE is rewritten after every row: a run cut short keeps what it has.
 With --device cpu the problems are shrunk to what Triton's interpreter can do: that checks the plumbing, no speed.
 
 Runs on the GPU machine; this process itself never touches CUDA. Problems come from KERNELBENCH_DIR and are not ours.
@@ -48,13 +48,14 @@ def kernelbench_folder() -> Path:
     named = os.environ.get("KERNELBENCH_DIR", "")
     if not named:
         sys.exit(
-            "KERNELBENCH_DIR is not set. Get https://github.com/ScalingIntelligence/KernelBench and set KERNELBENCH_DIR to its"
-            " KernelBench/ folder (the one with level1/ and level2/)."
+            "KERNELBENCH_DIR is not set. Get https://github.com/ScalingIntelligence/KernelBench and set KERNELBENCH_DIR to"
+            " its KernelBench/ folder (the one with level1/ and level2/)."
         )
     folder = Path(named).resolve()
     if not (folder / "level1").is_dir() or not (folder / "level2").is_dir():
         sys.exit(
-            f"KERNELBENCH_DIR={folder}: it has no level1/ and level2/; point it at KernelBench's inner KernelBench/ folder"
+            f"KERNELBENCH_DIR={folder}: it has no level1/ and level2/; point it at the KernelBench/ folder inside the"
+            " KernelBench repository"
         )
     return folder
 
@@ -94,7 +95,7 @@ def candidate_source(row: dict[str, Any], problem: Problem) -> str:
 
 
 def plain_loop(reference_file: str, candidate_files: list[str], connection: Any) -> None:
-    """In a fresh process: time the reference and each candidate with events. Sends {name: {…_us} or {"error"}}, one each."""
+    """In a fresh process: time the reference and each candidate with events. Sends (file name, its numbers) for each."""
     import importlib.util
 
     import torch
@@ -136,7 +137,7 @@ def plain_loop(reference_file: str, candidate_files: list[str], connection: Any)
                 candidate.load_state_dict(reference.state_dict())
                 own = times_us(candidate, inputs)
                 expected, got = reference(*inputs), candidate(*inputs)
-                error = float((got - expected).abs_().max() / expected.abs().max())
+                largest = float((got - expected).abs_().max() / expected.abs().max())
                 del expected, got
                 found = {
                     "plain_reference_us": statistics.median(baseline),
@@ -144,7 +145,7 @@ def plain_loop(reference_file: str, candidate_files: list[str], connection: Any)
                     "plain_reference_mean_us": statistics.fmean(baseline),
                     "plain_candidate_mean_us": statistics.fmean(own),
                     "plain_speedup": statistics.median(baseline) / statistics.median(own),
-                    "plain_error": error,
+                    "plain_error": largest,
                 }
             except Exception as error:
                 # One candidate that fails must not cost the others their numbers; the table shows it.
@@ -262,9 +263,8 @@ def _number(value: float | None, unit: str = "") -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """What a person wants to see at the end, one line a row."""
-    lines = [
-        f"{'candidate':28s} {'status':13s} ok {'speedup':>8s} {'95% interval':>17s} {'plain':>8s} {'ratio':>7s} {'s':>6s}"
-    ]
+    heads = f"{'speedup':>8s} {'95% interval':>17s} {'plain':>8s} {'ratio':>7s} {'s':>6s}"
+    lines = [f"{'candidate':28s} {'status':13s} ok {heads}"]
     for row in rows:
         name = row["candidate"] or f"self {Path(row['problem']).stem[:20]}"
         low, high = row["interval"]
