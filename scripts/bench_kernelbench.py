@@ -48,8 +48,8 @@ def kernelbench_folder() -> Path:
     named = os.environ.get("KERNELBENCH_DIR", "")
     if not named:
         sys.exit(
-            "KERNELBENCH_DIR is not set. Get https://github.com/ScalingIntelligence/KernelBench and set KERNELBENCH_DIR to"
-            " its KernelBench/ folder (the one with level1/ and level2/)."
+            "KERNELBENCH_DIR is not set. Get https://github.com/ScalingIntelligence/KernelBench and set the variable"
+            " to its KernelBench/ folder (the one with level1/ and level2/)."
         )
     folder = Path(named).resolve()
     if not (folder / "level1").is_dir() or not (folder / "level2").is_dir():
@@ -95,7 +95,7 @@ def candidate_source(row: dict[str, Any], problem: Problem) -> str:
 
 
 def plain_loop(reference_file: str, candidate_files: list[str], connection: Any) -> None:
-    """In a fresh process: time the reference and each candidate with events. Sends (file name, its numbers) for each."""
+    """In a fresh process: time the reference and each candidate with events. Sends (file name, numbers) for each."""
     import importlib.util
 
     import torch

@@ -129,7 +129,7 @@ def test_kernels_compile_for_sm_90(tmp_path):
 
 
 def compile_all(root: str) -> int:
-    """Run every candidate on meta tensors, compiling instead of launching. Prints {candidate: {kernel: bytes}} as JSON."""
+    """Run every candidate on meta tensors, compiling, not launching. Prints {candidate: {kernel: bytes}} as JSON."""
     import torch
     import triton
     from triton.backends.compiler import GPUTarget
