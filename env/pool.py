@@ -108,6 +108,10 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __len__(self) -> int:
+        """How many candidates are judged at once."""
+        return len(self._threads) * self.lanes
+
     def submit(self, problem: Problem, response: str, raw: bool = True) -> Future:
         """Queue a candidate. The future's result is a Verdict; it never raises for what a candidate does.
 

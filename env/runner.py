@@ -8,6 +8,7 @@ Loaded by the fork server before forking (`preload`), so that a worker starts in
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import traceback
 from typing import Any
@@ -56,7 +57,9 @@ def _blame(error: BaseException, phase: str, path: str) -> dict[str, Any]:
             kind = "oom"
         elif type(link).__module__.startswith("triton.compiler"):
             kind = "compile_error"
-    message = _cut(f"{type(error).__name__}: {error}")
+    # Addresses and scratch folders differ between equal runs and tell the author nothing.
+    message = re.sub(r"0x[0-9a-f]{6,}", "0x...", f"{type(error).__name__}: {error}")
+    message = _cut(message.replace(path.rsplit("/", 1)[0] + "/", ""))
     own = []
     for link in reversed(chain):
         for frame in traceback.extract_tb(link.__traceback__):
