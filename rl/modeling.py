@@ -1,0 +1,95 @@
+"""The policy and its tokenizer: load a Hugging Face folder, or build a small one. Runs in SFT, RL and evaluation.
+
+The small model is Qwen3-shaped and is saved as an ordinary folder, so everything after it treats both kinds alike. Its
+byte-level BPE may merge across the words of a line, up to whole lines: code that follows a pattern takes a few dozen
+tokens where a usual tokenizer takes hundreds, which is what makes sampling on a CPU affordable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from rl import seeding
+from rl.config import Config
+from rl.prompts import ASSISTANT, CHAT_TEMPLATE, END, PAD, USER
+from rl.sft import save_folder
+
+# A pre-token is a line with its newline. Within it, measured values and sizes stand alone: else every line with a new
+# number in it would be a new word, unmergeable, and taken byte by byte.
+LINE = r"[^\n]*\n|[^\n]+"
+NUMBER = r"[0-9]+\.[0-9]+|[0-9]{2,}"
+
+
+def build_initial(config: Config, texts: Iterable[str], out_dir: Path) -> None:
+    """Train a tokenizer on `texts`, initialise a model of the sizes in `config.model` from `config.seed`, save both.
+
+    The folder appears whole or not at all.
+    """
+    tokenizer = train_tokenizer(texts, config.model.vocab_size)
+    sizes = config.model
+    shape = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=sizes.width,
+        intermediate_size=sizes.mlp,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        head_dim=sizes.width // sizes.heads,
+        max_position_embeddings=sizes.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeding.derive(config.seed, "init"))
+        model = Qwen3ForCausalLM(shape)
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    save_folder(model, tokenizer, out_dir)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of at most `vocab_size` tokens, chat markers included; any text survives encode and decode."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LINE), behavior="isolated"),
+            pre_tokenizers.Split(Regex(NUMBER), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    markers = [PAD, USER, ASSISTANT, END]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=markers,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=[USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def load(path: Path | str, device: str) -> tuple[Any, Any]:
+    """(model, tokenizer) of a Hugging Face folder, the model in fp32 on `device`.
+
+    Raises FileNotFoundError where there is no model folder: a bare name would be taken for one to download.
+    """
+    path = Path(path)
+    if not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{path} is no model folder: it has no config.json")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)
+    return model.to(device).eval(), AutoTokenizer.from_pretrained(path, local_files_only=True)

@@ -1,0 +1,69 @@
+"""The small model: a tokenizer that loses nothing and merges lines, a folder that Auto classes load, seeded weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rl import modeling
+from rl.config import Config, Model
+
+pytestmark = pytest.mark.budget(40)
+
+LINES = "import torch\n    x = tl.load(x_ptr + offsets, mask=mask)\n    BLOCK = 1024\nspeedup: 1.83x\n"
+SMALL = Config(seed=3, device="cpu", model=Model(layers=1, width=16, heads=2, kv_heads=1, mlp=16, vocab_size=400))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return modeling.train_tokenizer([LINES] * 3, 400)
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_any_text_survives(tokenizer, text):
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+
+
+def test_a_frequent_line_is_one_token_across_its_spaces(tokenizer):
+    for line in ("import torch\n", "    x = tl.load(x_ptr + offsets, mask=mask)\n"):
+        assert len(tokenizer.encode(line)) == 1
+
+
+def test_numbers_stand_alone_so_that_new_ones_cost_only_themselves(tokenizer):
+    known, new = tokenizer.encode("    BLOCK = 1024\n"), tokenizer.encode("    BLOCK = 2048\n")
+    assert len(known) == 3 and known[0] == new[0] and known[-1] == new[-1]
+
+
+def test_the_folder_is_an_ordinary_one(tmp_path):
+    modeling.build_initial(SMALL, [LINES], tmp_path / "init")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "init")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "init")
+    assert model.config.vocab_size == len(tokenizer) <= 400
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert model.config.eos_token_id == tokenizer.eos_token_id is not None
+    assert tokenizer.chat_template and tokenizer.decode(tokenizer.encode(LINES)) == LINES
+    loaded, _ = modeling.load(tmp_path / "init", "cpu")
+    assert loaded.dtype == torch.float32 and not loaded.training
+
+
+def test_weights_come_from_the_seed_alone(tmp_path):
+    def weights(name: str, seed: int) -> torch.Tensor:
+        config = replace(SMALL, seed=seed)
+        modeling.build_initial(config, [LINES], tmp_path / name)
+        return modeling.load(tmp_path / name, "cpu")[0].get_input_embeddings().weight
+
+    first = weights("a", 3)
+    torch.rand(5)
+    assert torch.equal(first, weights("b", 3)) and not torch.equal(first, weights("c", 4))
+
+
+def test_a_missing_folder_is_no_download(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no model folder"):
+        modeling.load(tmp_path / "nothing", "cpu")
