@@ -102,13 +102,23 @@ class Judge:
         return int.from_bytes(digest[:6], "little")
 
     def _reference(self, problem: Problem) -> _Reference:
+        """The problem's reference, started if need be. A kept one that was lost meanwhile is replaced."""
         found = self.references.pop(problem.sha256, None)
+        if found is not None and not found.session.worker.alive():
+            found.session.end()
+            found = None
         if found is None:
-            found = _Reference(self._take(), problem, self._seed(problem, "weights"))
             while len(self.references) >= KEPT_REFERENCES:
                 self.references.popitem(last=False)[1].session.end()
+            with self._as_problem_error(problem):
+                found = _Reference(self._take(), problem, self._seed(problem, "weights"))
         self.references[problem.sha256] = found
         return found
+
+    def _trial(self, problem: Problem, reference: _Reference, what: str, train: bool = True, grad: bool = False) -> Trial:
+        """Inputs of that name and what the reference makes of them. Made when needed, since a set may be gigabytes."""
+        with self._as_problem_error(problem):
+            return reference.trial(self._seed(problem, what), train, grad)
 
     def _forget(self, problem: Problem) -> None:
         reference = self.references.pop(problem.sha256, None)
@@ -140,18 +150,18 @@ class Judge:
         verdict.evidence["kernels_defined"] = report.kernels[:32]
         if report.error:
             raise Rejected("compile_error", report.error)
-        with _clock(cost, "reference_s"), self._as_problem_error(problem):
-            reference, trials = self._expected(problem)
+        with _clock(cost, "reference_s"):
+            reference = self._reference(problem)
         session = self._take()
         try:
             missing = [name for name, state in session.worker.isolation.items() if state != "on"]
             verdict.evidence["isolation_missing"] = missing
             with _clock(cost, "correctness_s"), _as_rejection():
                 self._load(problem, source, session, reference)
-                self._check_trials(trials, session, verdict)
+                self._check_trials(problem, reference, session, verdict)
             with _clock(cost, "effect_s"), _as_rejection():
                 self._check_launches(verdict)
-                self._check_effect(problem, source, reference, trials[0], verdict)
+                self._check_effect(problem, source, reference, verdict)
             with _clock(cost, "timing_s"), _as_rejection():
                 if self.device == "cuda":
                     self._measure(problem, reference, session, verdict)
@@ -164,23 +174,6 @@ class Judge:
     def _modes(self) -> list[tuple[bool, bool]]:
         """(train mode, gradients on) of each trial: judged in train mode under no_grad, held to the others as well."""
         return [(True, False)] * self.rules.trials + [(False, False), (True, True)]
-
-    def _expected(self, problem: Problem) -> tuple[_Reference, list[Trial]]:
-        """The reference, started if need be, and what it makes of each trial's inputs."""
-        kept = problem.sha256 in self.references
-        reference = self._reference(problem)
-        try:
-            trials = [
-                reference.trial(self._seed(problem, f"trial{index}"), train, grad)
-                for index, (train, grad) in enumerate(self._modes())
-            ]
-        except (WorkerDied, WorkerTimeout):
-            # A worker that was kept may have been lost for reasons that are not the problem's: a fresh one decides.
-            if not kept:
-                raise
-            self._forget(problem)
-            return self._expected(problem)
-        return reference, trials
 
     @contextmanager
     def _as_problem_error(self, problem: Problem) -> Iterator[None]:
@@ -216,10 +209,11 @@ class Judge:
                     return outputs, Comparison(False, f"forward() overwrites input tensor {index}, which the reference leaves alone")
         return outputs, result
 
-    def _check_trials(self, trials: list[Trial], session: Session, verdict: Verdict) -> None:
+    def _check_trials(self, problem: Problem, reference: _Reference, session: Session, verdict: Verdict) -> None:
         launches: dict[str, list] = {}
         worst = 0.0
-        for number, (trial, (train, grad)) in enumerate(zip(trials, self._modes())):
+        for number, (train, grad) in enumerate(self._modes()):
+            trial = self._trial(problem, reference, f"trial{number}", train, grad)
             outputs, result = self._run(session, trial, "run", train=train, grad=grad, seed=number)
             mode = "grad" if grad else "train" if train else "eval"
             launches.setdefault(mode, _launches(outputs.facts))
@@ -239,8 +233,9 @@ class Judge:
                 what = f"the kernels {', '.join(defined)} are never launched" if defined else "no Triton kernel is launched"
                 raise Rejected("hack", f"{what} in {mode} mode", rule="no_own_launch", mode=mode)
 
-    def _check_effect(self, problem: Problem, source: str, reference: _Reference, trial: Trial, verdict: Verdict) -> None:
+    def _check_effect(self, problem: Problem, source: str, reference: _Reference, verdict: Verdict) -> None:
         """Without its own kernels' stores, in a fresh process, the candidate's output must change."""
+        trial = self._trial(problem, reference, "trial0")
         session = self._take()
         try:
             self._load(problem, source, session, reference, knockout=True)
@@ -271,7 +266,7 @@ class Judge:
             )
 
     def _model_times(self, problem: Problem, reference: _Reference, session: Session, verdict: Verdict) -> None:
-        trial = reference.trial(self._seed(problem, "timed"), True, False)
+        trial = self._trial(problem, reference, "timed")
         reference_rows = valid_rows(reference.time(trial, 1).facts.get("rows"))
         outputs, result = self._run(session, trial, "time", train=True, calls=1, seed=0)
         self._check_timed(outputs, result, trial)
@@ -287,9 +282,9 @@ class Judge:
 
     def _measure(self, problem: Problem, reference: _Reference, session: Session, verdict: Verdict) -> None:
         """Blocks of calls in ABBA order, alone on the GPU; the profile follows, its numbers don't enter the time."""
-        trial = reference.trial(self._seed(problem, "timed"), True, False)
+        trial = self._trial(problem, reference, "timed")
         session.set_inputs(trial.layout, trial.inputs)
-        last = reference.trial(self._seed(problem, "timed, last block"), True, False)
+        last = self._trial(problem, reference, "timed, last block")
         blocks: dict[str, list[list[float]]] = {"reference": [], "candidate": []}
         with self.gate.alone([reference.session.worker, session.worker]):
             lead = _times(reference.time(trial, 3)), _times(session.call("time", train=True, calls=3, seed=0))

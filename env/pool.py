@@ -31,7 +31,7 @@ from env.rules import Rules
 ROOT = Path(__file__).resolve().parent.parent
 ATTEMPTS = 2
 START_TIMEOUT_S = 180
-CPU_LANES, GPU_LANES = 1, 4
+CPU_LANES, GPU_LANES = 1, 6
 
 
 class PoolError(RuntimeError):

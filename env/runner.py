@@ -21,6 +21,7 @@ from env.launches import LaunchLog, install, knock_out
 from env.wire import Wire, WireError
 
 MAX_TEXT = 4000
+MAX_CACHED_BYTES = 2 << 30
 
 
 def preload(device: str) -> None:
@@ -183,8 +184,15 @@ class Runner:
     def op_pack(self, request: dict) -> dict:
         layout, held = self.held.pop(request["name"])
         tensors.pack(layout, held, self.buffers[request["buffer"]].tensor)
-        self._synchronise()
+        del held
+        self._give_back_memory()
         return {"ok": True}
+
+    def _give_back_memory(self) -> None:
+        """Wait for the device; return large caches to it, since up to four processes hold copies of a problem's tensors."""
+        self._synchronise()
+        if self.device == "cuda" and torch.cuda.memory_reserved() > MAX_CACHED_BYTES:
+            torch.cuda.empty_cache()
 
     def _synchronise(self) -> None:
         if self.device == "cuda":
@@ -221,7 +229,8 @@ class Runner:
         with torch.set_grad_enabled(request["grad"]):
             outputs = self.model(*arguments)
         facts = self._hold_outputs(outputs)
-        self._synchronise()
+        del outputs
+        self._give_back_memory()
         return {"ok": True, **facts, "launches": self.log.summary()}
 
     def op_time(self, request: dict) -> dict:

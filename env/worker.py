@@ -163,6 +163,10 @@ class Worker:
             os.kill(self.pid, signal.SIGCONT)
         self._stopped_s, self._stopped_at = self.stopped_s(), None
 
+    def alive(self) -> bool:
+        """Whether it can still be asked something."""
+        return not self.ended and _alive(self.pid)
+
     def end(self) -> int | None:
         """Kill the worker and everything it started, reap it, remove its scratch. Returns its exit code, None if unknown."""
         if self.ended:

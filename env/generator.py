@@ -1,0 +1,229 @@
+"""Seeded problems in the KernelBench format: chains of element-wise, row-wise and reducing operators.
+
+Runs in the driver and makes text only: neither torch nor a GPU is needed. Training and held-out problems never share a
+chain of operators, whatever the seeds and sizes, and some pairs of neighbours occur in held-out chains alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from itertools import pairwise
+
+from env.operators import BINARY, ELEMENTWISE, OPERATORS, REDUCTION, ROWWISE, names
+from env.records import Problem
+
+Chain = tuple[str, ...]
+
+# A prefix of any length has all families in about these shares.
+FAMILIES = ("elementwise", "rowwise", "reduction", "elementwise", "rowwise", "two_input", "reduction", "elementwise")
+
+# Neighbours (first, then second) that training never shows: has the policy learned operators or chains by heart?
+HELDOUT_PAIRS = frozenset(
+    {
+        ("gelu", "half"), ("tanh", "square"), ("silu", "sub_half"), ("abs", "sigmoid"), ("double", "tanh"),
+        ("add_one", "relu"), ("leaky_relu", "softmax"), ("square", "rmsnorm"), ("clamp", "sum"), ("silu", "mean"),
+    }
+)  # fmt: skip
+HELDOUT_SHARE = 0.25
+NEW_PAIR_EVERY = 3
+
+# (ROWS, COLS). cpu: the interpreter takes about 2 ms a program instance, and a row is one. gpu: so large that memory
+# traffic, not the launch, is what costs; rows that are no power of two make masks matter.
+SHAPES = {
+    "cpu": ((16, 128), (16, 200), (16, 256), (24, 160), (32, 128), (32, 256)),
+    "gpu": ((4096, 4096), (8192, 4096), (4096, 8192), (8192, 8192), (8192, 3000), (6000, 5000), (8192, 5000)),
+}
+
+# A probability of a long row is nearly zero: adding to it or bending it would leave a constant or change nothing.
+_AFTER_SOFTMAX = frozenset({"half", "double", "silu", "gelu"})
+# The largest of thousands of saturated values is the bound itself, whatever the input.
+_BOUNDED = frozenset({"sigmoid", "tanh", "clamp"})
+_MIN_EFFECT = 0.03
+_TRIES = 20_000
+
+_TEMPLATE = """\
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+ROWS = {rows}
+COLS = {cols}
+
+
+class Model(nn.Module):
+    def forward(self, {arguments}):
+{body}
+        return x
+
+
+def get_inputs():
+    return [{inputs}]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def canonical(chain: Chain) -> str:
+    """The text that identifies what a chain computes, apart from its size."""
+    return " > ".join(chain)
+
+
+def has_new_pair(chain: Chain) -> bool:
+    """True where two neighbours are a pair that training never shows."""
+    return any(pair in HELDOUT_PAIRS for pair in pairwise(chain))
+
+
+def split_of(chain: Chain) -> str:
+    """ "train" or "heldout": a property of the chain alone, so that no choice of seeds can leak one into the other."""
+    digest = hashlib.sha256(canonical(chain).encode()).digest()
+    held = int.from_bytes(digest[:4], "big") < HELDOUT_SHARE * 2**32
+    return "heldout" if held or has_new_pair(chain) else "train"
+
+
+def chain_of(source: str) -> Chain:
+    """The chain that a generated reference's forward holds. Raises ValueError naming what isn't a known line."""
+    lines = [line.strip() for line in source.splitlines()]
+    starts = [number for number, line in enumerate(lines) if line.startswith("def forward(self, x")]
+    if not starts or "return x" not in lines[starts[0] :]:
+        raise ValueError(
+            "the reference has no 'def forward(self, x...)' that ends in 'return x': it was not generated here"
+        )
+    body = lines[starts[0] + 1 : lines.index("return x", starts[0])]
+    known = {operator.line: name for name, operator in OPERATORS.items()}
+    unknown = [line for line in body if line not in known]
+    if unknown or not body:
+        raise ValueError(f"the reference holds a line that is no known operator: {(unknown or ['(empty)'])[0]!r}")
+    return tuple(known[line] for line in body)
+
+
+# Is a chain worth judging? -------------------------------------------------------------------------------------------
+
+
+def _samples() -> list[tuple[list[float], list[float]]]:
+    rng = random.Random(2024)
+    return [([rng.gauss(0, 1) for _ in range(64)], [rng.gauss(0, 1) for _ in range(64)]) for _ in range(4)]
+
+
+_SAMPLES = _samples()
+
+
+def _outputs(chain: Chain) -> list[float]:
+    """What a chain makes of four fixed rows of normal numbers, all outputs in one list."""
+    results: list[float] = []
+    for x, y in _SAMPLES:
+        for name in chain:
+            x = OPERATORS[name].apply(x, y)
+        results += x
+    return results
+
+
+def _rms(values: list[float]) -> float:
+    return math.sqrt(sum(value * value for value in values) / len(values))
+
+
+def is_sound(chain: Chain) -> bool:
+    """True where the output varies with the input, is of ordinary size, and would differ without any one operator.
+
+    The last rule refuses what an optimiser may drop (a scale before a layernorm, a relu after a square): there, a
+    kernel that forgets an operator would be right.
+    """
+    if len(set(chain)) < len(chain):
+        return False
+    if "softmax" in chain and not _AFTER_SOFTMAX.issuperset(chain[chain.index("softmax") + 1 :]):
+        return False
+    if chain[-1] == "max" and not _BOUNDED.isdisjoint(chain):
+        return False
+    full = _outputs(chain)
+    size, mean = _rms(full), sum(full) / len(full)
+    if not 0.005 < size < 100.0 or _rms([value - mean for value in full]) < 0.02 * size:
+        return False
+    for position, name in enumerate(chain):
+        if OPERATORS[name].kind == REDUCTION:
+            continue  # without it the output has another shape
+        without = _outputs(chain[:position] + chain[position + 1 :])
+        if _rms([a - b for a, b in zip(full, without)]) < _MIN_EFFECT * size:
+            return False
+    return True
+
+
+# Drawing chains ------------------------------------------------------------------------------------------------------
+
+
+def _draw(family: str, others: int, rng: random.Random) -> Chain:
+    """A random chain of a family with `others` element-wise operators beside its own one, sound or not."""
+    chain = rng.sample(names(ELEMENTWISE), others)
+    if family == "reduction":
+        chain.append(rng.choice(names(REDUCTION)))
+    elif family != "elementwise":
+        kind = BINARY if family == "two_input" else ROWWISE
+        chain.insert(rng.randrange(len(chain) + 1), rng.choice(names(kind)))
+    return tuple(chain)
+
+
+def _next_chain(family: str, split: str, used: dict[str, int], taken: set[Chain], rng: random.Random) -> Chain:
+    """The one of a few fitting chains that holds the operators used least so far, so that all of them soon occur."""
+    others = rng.choice((2, 3, 3, 4, 4, 5) if family == "elementwise" else (1, 2, 2, 3))
+    new_pair = split == "heldout" and len(taken) % NEW_PAIR_EVERY == 0
+    fitting: list[Chain] = []
+    for _ in range(_TRIES):
+        chain = _draw(family, others, rng)
+        if chain in taken or chain in fitting or split_of(chain) != split or (new_pair and not has_new_pair(chain)):
+            continue
+        if is_sound(chain):
+            fitting.append(chain)
+            if len(fitting) == 4:
+                break
+        elif not fitting and rng.random() < 0.001:
+            others = max(others, 2)
+    if not fitting:
+        raise ValueError(f"no further {family} chain for the {split} split after {len(taken)} problems: ask for fewer")
+    return max(fitting, key=lambda chain: sum(1.0 / (1 + used.get(name, 0)) for name in chain))
+
+
+def render(chain: Chain, rows: int, cols: int) -> str:
+    """A chain as reference source; inputs are [rows, cols] normal numbers."""
+    two = any(OPERATORS[name].kind == BINARY for name in chain)
+    return _TEMPLATE.format(
+        rows=rows,
+        cols=cols,
+        arguments="x, y" if two else "x",
+        body="\n".join(f"        {OPERATORS[name].line}" for name in chain),
+        inputs=", ".join(["torch.randn(ROWS, COLS)"] * (2 if two else 1)),
+    )
+
+
+def generate(split: str, count: int, seed: int, size: str) -> list[Problem]:
+    """`count` problems with different chains; equal arguments give equal bytes.
+
+    split: "train" or "heldout". size: "cpu" (for Triton's interpreter) or "gpu". Raises ValueError for other words, and
+    where the split has no more chains (several hundred are there).
+    """
+    if split not in ("train", "heldout"):
+        raise ValueError(f"unknown split {split!r}: use 'train' or 'heldout'")
+    if size not in SHAPES:
+        raise ValueError(f"unknown size {size!r}: use {' or '.join(map(repr, SHAPES))}")
+    rng = random.Random(f"problems:{split}:{size}:{seed}")
+    used: dict[str, int] = {}
+    taken: set[Chain] = set()
+    problems = []
+    for index in range(count):
+        family = FAMILIES[index % len(FAMILIES)]
+        chain = _next_chain(family, split, used, taken, rng)
+        rows, cols = rng.choice(SHAPES[size])
+        taken.add(chain)
+        for name in chain:
+            used[name] = used.get(name, 0) + 1
+        problems.append(
+            Problem(
+                id=f"{'-'.join(chain)}-{rows}x{cols}",
+                source=render(chain, rows, cols),
+                level=2,
+                name=f"{family}: {canonical(chain)}",
+                origin="generator",
+            )
+        )
+    return problems
