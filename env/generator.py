@@ -41,7 +41,9 @@ _AFTER_SOFTMAX = frozenset({"half", "double", "silu", "gelu"})
 # The largest of thousands of saturated values is the bound itself, whatever the input.
 _BOUNDED = frozenset({"sigmoid", "tanh", "clamp"})
 _MIN_EFFECT = 0.03
-_TRIES = 20_000
+_MOST_ELEMENTWISE = 5
+_TRIES = 400
+_CHOICES = 4
 
 _TEMPLATE = """\
 import torch
@@ -169,16 +171,18 @@ def _next_chain(family: str, split: str, used: dict[str, int], taken: set[Chain]
     others = rng.choice((2, 3, 3, 4, 4, 5) if family == "elementwise" else (1, 2, 2, 3))
     new_pair = split == "heldout" and len(taken) % NEW_PAIR_EVERY == 0
     fitting: list[Chain] = []
-    for _ in range(_TRIES):
-        chain = _draw(family, others, rng)
-        if chain in taken or chain in fitting or split_of(chain) != split or (new_pair and not has_new_pair(chain)):
-            continue
-        if is_sound(chain):
+    # Short chains run out: longer ones follow.
+    for length in range(others, _MOST_ELEMENTWISE + 1):
+        for _ in range(_TRIES):
+            chain = _draw(family, length, rng)
+            known = chain in taken or chain in fitting or split_of(chain) != split
+            if known or (new_pair and not has_new_pair(chain)) or not is_sound(chain):
+                continue
             fitting.append(chain)
-            if len(fitting) == 4:
+            if len(fitting) == _CHOICES:
                 break
-        elif not fitting and rng.random() < 0.001:
-            others = max(others, 2)
+        if fitting:
+            break
     if not fitting:
         raise ValueError(f"no further {family} chain for the {split} split after {len(taken)} problems: ask for fewer")
     return max(fitting, key=lambda chain: sum(1.0 / (1 + used.get(name, 0)) for name in chain))
