@@ -1,4 +1,4 @@
-"""Wrong: the clamp is missing. On the own inputs (p in [0, 1), t = +-1) nothing is ever clamped: only others show it."""
+"""Wrong: the margins are squared, which is another loss (squared hinge)."""
 
 import torch
 import torch.nn as nn
@@ -15,7 +15,8 @@ def hinge_rows(p_ptr, t_ptr, part_ptr, cols, BLOCK: tl.constexpr):
         mask = c < cols
         p = tl.load(p_ptr + row * cols + c, mask=mask, other=0.0)
         t = tl.load(t_ptr + c, mask=mask, other=0.0)
-        total += tl.where(mask, 1.0 - p * t, 0.0)
+        margin = tl.maximum(1.0 - p * t, 0.0)
+        total += tl.where(mask, margin * margin, 0.0)
     tl.store(part_ptr + row, tl.sum(total, axis=0))
 
 
