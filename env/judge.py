@@ -32,6 +32,7 @@ from env.wire import WireError, WireTimeout
 from env.worker import ForkServer, Worker, WorkerDied, WorkerTimeout
 
 KEPT_REFERENCES = 2
+MAX_KEPT_BYTES = 1 << 30  # a larger reference is not kept between candidates: its memory is needed for others
 TIMED_BLOCKS = 4
 BLOCK_US = 20_000.0
 MAX_CALLS = 50
@@ -170,6 +171,8 @@ class Judge:
             verdict.status, verdict.message = "correct", ""
         finally:
             session.end()
+            if reference.session.lent_bytes() > MAX_KEPT_BYTES:
+                self._forget(problem)
 
     def _modes(self) -> list[tuple[bool, bool]]:
         """(train mode, gradients on) of each trial: judged in train mode under no_grad, held to the others as well."""

@@ -141,6 +141,10 @@ class Session:
             changed.append(not torch.equal(current[part], self.inputs[part]))
         return changed
 
+    def lent_bytes(self) -> int:
+        """Memory of the buffers that this worker maps."""
+        return sum(buffer.nbytes for buffer in self.buffers.values())
+
     def synchronise(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
