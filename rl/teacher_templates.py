@@ -1,0 +1,184 @@
+"""The answers that the scripted teacher knows, as text: kernels and modules for a chain of operators.
+
+Runs where trajectories are collected. The same operator is the same line everywhere and every kernel is put together
+from the same few lines: a model of a few million parameters has to learn this language from some hundred answers.
+"""
+
+from __future__ import annotations
+
+from env.generator import Chain
+from env.operators import BINARY, OPERATORS, REDUCTION, ROWWISE
+
+# From an operator to its lines in a kernel. `mask` keeps what lies behind the end of a row out of sums and maxima.
+# tanh and gelu are written out: libdevice doesn't exist in Triton's interpreter.
+KERNEL_LINES: dict[str, tuple[str, ...]] = {
+    "relu": ("v = tl.maximum(v, 0.0)",),
+    "leaky_relu": ("v = tl.where(v > 0.0, v, 0.1 * v)",),
+    "sigmoid": ("v = tl.sigmoid(v)",),
+    "tanh": ("v = 2.0 * tl.sigmoid(2.0 * v) - 1.0",),
+    "silu": ("v = v * tl.sigmoid(v)",),
+    "gelu": ("v = 0.5 * v * (1.0 + tl.erf(v * 0.7071067811865476))",),
+    "abs": ("v = tl.abs(v)",),
+    "square": ("v = v * v",),
+    "clamp": ("v = tl.minimum(tl.maximum(v, -1.0), 1.0)",),
+    "half": ("v = v * 0.5",),
+    "double": ("v = v * 2.0",),
+    "add_one": ("v = v + 1.0",),
+    "sub_half": ("v = v - 0.5",),
+    "add_y": ("v = v + w",),
+    "mul_y": ("v = v * w",),
+    "softmax": (
+        'v = tl.exp(v - tl.max(tl.where(mask, v, float("-inf")), axis=0))',
+        "v = v / tl.sum(tl.where(mask, v, 0.0), axis=0)",
+    ),
+    "layernorm": (
+        "v = v - tl.sum(tl.where(mask, v, 0.0), axis=0) / cols",
+        "v = v / tl.sqrt(tl.sum(tl.where(mask, v * v, 0.0), axis=0) / cols + 1e-5)",
+    ),
+    "rmsnorm": ("v = v / tl.sqrt(tl.sum(tl.where(mask, v * v, 0.0), axis=0) / cols + 1e-6)",),
+    "sum": ("v = tl.sum(tl.where(mask, v, 0.0), axis=0)",),
+    "mean": ("v = tl.sum(tl.where(mask, v, 0.0), axis=0) / cols",),
+    "max": ('v = tl.max(tl.where(mask, v, float("-inf")), axis=0)',),
+}
+
+IMPORTS = ["import torch", "import torch.nn.functional as F", "import triton", "import triton.language as tl"]
+FLAT_TUNED = ("1024", "4")
+FLAT_SLOW = ("256", "1")
+ROW_WARPS = "8"
+ROW_WARPS_SLOW = "2"
+
+
+def _has(chain: Chain, *kinds: str) -> bool:
+    return any(OPERATORS[name].kind in kinds for name in chain)
+
+
+def needs_row(chain: Chain) -> bool:
+    """True where one program must see a whole row; otherwise the tensor is cut flat."""
+    return _has(chain, ROWWISE, REDUCTION)
+
+
+def kernel(name: str, part: Chain, row: bool) -> list[str]:
+    """Definition of one kernel that computes `part` of a chain in a single pass."""
+    y = _has(part, BINARY)
+    length = "cols" if row else "n"
+    lines = ["@triton.jit", f"def {name}(x_ptr, {'y_ptr, ' if y else ''}out_ptr, {length}, BLOCK: tl.constexpr):"]
+    if row:
+        lines += ["    c = tl.arange(0, BLOCK)", "    i = tl.program_id(0) * cols + c", "    mask = c < cols"]
+    else:
+        lines += ["    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)", "    mask = i < n"]
+    lines.append("    v = tl.load(x_ptr + i, mask=mask, other=0.0)")
+    if y:
+        lines.append("    w = tl.load(y_ptr + i, mask=mask, other=0.0)")
+    lines += [f"    {line}" for operator in part for line in KERNEL_LINES[operator]]
+    if _has(part, REDUCTION):
+        lines.append("    tl.store(out_ptr + tl.program_id(0), v)")
+    else:
+        lines.append("    tl.store(out_ptr + i, v, mask=mask)")
+    return lines
+
+
+def launch(name: str, part: Chain, row: bool, source: str, target: str, slow: bool = False, block: str = "") -> str:
+    """The one line of forward that launches a kernel made by `kernel` with the same name, part and cut."""
+    arguments = f"{source}, y, {target}" if _has(part, BINARY) else f"{source}, {target}"
+    if row:
+        warps = ROW_WARPS_SLOW if slow else ROW_WARPS
+        block = block or "triton.next_power_of_2(x.shape[1])"
+        return f"{name}[(x.shape[0],)]({arguments}, x.shape[1], BLOCK={block}, num_warps={warps})"
+    fixed, warps = FLAT_SLOW if slow else FLAT_TUNED
+    block = block or fixed
+    return f"{name}[(triton.cdiv(x.numel(), {block}),)]({arguments}, x.numel(), BLOCK={block}, num_warps={warps})"
+
+
+def allocate(target: str, part: Chain) -> str:
+    """The line that makes room for what `part` stores."""
+    return f"{target} = x.new_empty(x.shape[0])" if _has(part, REDUCTION) else f"{target} = torch.empty_like(x)"
+
+
+def torch_lines(part: Chain) -> list[str]:
+    """Part of a chain in torch: the reference's own lines."""
+    return [OPERATORS[name].line for name in part]
+
+
+def module(chain: Chain, body: list[str]) -> list[str]:
+    """class ModelNew with the given lines of forward. The reference has no parameters, so neither has this one."""
+    head = ["class ModelNew(torch.nn.Module):", f"    def forward(self, {'x, y' if _has(chain, BINARY) else 'x'}):"]
+    return head + [f"        {line}" for line in body]
+
+
+def program(*parts: list[str]) -> str:
+    """A whole answer's code. F is imported only where it is used."""
+    body = [line for part in parts for line in part]
+    uses_functional = any("F." in line for line in body)
+    imports = [line for line in IMPORTS if uses_functional or "functional" not in line]
+    return "\n".join(imports + body)
+
+
+# One function a quality -----------------------------------------------------------------------------------------------
+
+
+def tuned(chain: Chain) -> str:
+    """One kernel, one pass, blocks and warps that keep a GPU's memory busy."""
+    return _single(chain, chain)
+
+
+def wrong(chain: Chain, dropped: int) -> str:
+    """The tuned kernel without the operator at index `dropped` (not a reduction: that would change the shape)."""
+    return _single(chain, chain[:dropped] + chain[dropped + 1 :])
+
+
+def _single(chain: Chain, computed: Chain) -> str:
+    # The signature and the cut are the whole chain's, so that a dropped operator changes nothing else.
+    row = needs_row(chain)
+    body = [allocate("out", chain), launch("fused", computed, row, "x", "out"), "return out"]
+    return program(kernel("fused", computed, row), module(chain, body))
+
+
+def fused(chain: Chain) -> str:
+    """All of it in Triton, but through a buffer in memory between two kernels, with too few warps."""
+    row = needs_row(chain)
+    first, second = chain[:1], chain[1:]
+    body = [
+        "mid = torch.empty_like(x)",
+        allocate("out", chain),
+        launch("first", first, row, "x", "mid", slow=True),
+        launch("second", second, row, "mid", "out", slow=True),
+        "return out",
+    ]
+    return program(kernel("first", first, row), kernel("second", second, row), module(chain, body))
+
+
+def lazy(chain: Chain) -> str:
+    """The first operator in Triton, the others left to torch."""
+    first, rest = chain[:1], chain[1:]
+    row = needs_row(first)
+    body = [allocate("out", first), launch("fused", first, row, "x", "out"), "x = out", *torch_lines(rest), "return x"]
+    return program(kernel("fused", first, row), module(chain, body))
+
+
+def never_launched(chain: Chain) -> str:
+    """A decoy: the right kernel is defined, and torch does the work."""
+    return program(kernel("fused", chain, needs_row(chain)), module(chain, [*torch_lines(chain), "return x"]))
+
+
+def ignored(chain: Chain) -> str:
+    """A decoy: the kernel runs, and torch's result is returned."""
+    row = needs_row(chain)
+    body = [allocate("out", chain), launch("fused", chain, row, "x", "out"), *torch_lines(chain), "return x"]
+    return program(kernel("fused", chain, row), module(chain, body))
+
+
+def undefined_name(chain: Chain) -> str:
+    """Broken: the offsets are called by a name that doesn't exist."""
+    return tuned(chain).replace("tl.load(x_ptr + i,", "tl.load(x_ptr + offsets,")
+
+
+def odd_block(chain: Chain) -> str:
+    """Broken: a block of 100 elements, where tl.arange takes powers of two only."""
+    row = needs_row(chain)
+    body = [allocate("out", chain), launch("fused", chain, row, "x", "out", block="100"), "return out"]
+    return program(kernel("fused", chain, row), module(chain, body))
+
+
+def missing_colon(chain: Chain) -> str:
+    """Broken: not even Python."""
+    return tuned(chain).replace("class ModelNew(torch.nn.Module):", "class ModelNew(torch.nn.Module)")
