@@ -2,8 +2,8 @@
 
 A statistic is a ratio of counts: for each problem a numerator (say, fast samples) and a denominator (samples that
 count). The estimate is the ratio of the sums; its interval resamples *problems*, since samples of one problem are not
-independent. Turns that are nobody's fault (infra_error, problem_error) are in no denominator; `excluded_counts` says how
-many there were.
+independent. Turns that are nobody's fault (infra_error, problem_error) are in no denominator; `excluded_counts` says
+how many there were.
 """
 
 from __future__ import annotations

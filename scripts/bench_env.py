@@ -43,17 +43,30 @@ def main() -> None:
         for name, expected, future in asked:
             verdict = future.result()
             right = verdict.status in expected["acceptable"]
-            rows.append({"case": name, "right": right, "acceptable": expected["acceptable"], "verdict": verdict.to_json()})
+            rows.append(
+                {"case": name, "right": right, "acceptable": expected["acceptable"], "verdict": verdict.to_json()}
+            )
             speed = "" if verdict.speedup is None else f" {verdict.speedup:.2f}x pr {verdict.profiling_ratio:.2f}"
             why = verdict.evidence.get("rule") or verdict.message[:110].replace("\n", " ")
             mark = "ok   " if right else "WRONG"
-            print(f"{mark} {name:34s} {verdict.status:14s}{speed} {verdict.cost.get('total_s', 0):5.1f}s {why}", flush=True)
+            print(
+                f"{mark} {name:34s} {verdict.status:14s}{speed} {verdict.cost.get('total_s', 0):5.1f}s {why}",
+                flush=True,
+            )
         seconds = time.monotonic() - start
         info = pool.info
     right = sum(row["right"] for row in rows)
-    print(f"{right} of {len(rows)} right on {info['device']} in {seconds:.0f} s ({len(rows) / seconds:.2f} verdicts a second)")
+    print(
+        f"{right} of {len(rows)} right on {info['device']} in {seconds:.0f} s ({len(rows) / seconds:.2f} verdicts a second)"
+    )
     if args.out:
-        result = {"date": datetime.date.today().isoformat(), "command": " ".join(sys.argv), **info, "seconds": seconds, "rows": rows}
+        result = {
+            "date": datetime.date.today().isoformat(),
+            "command": " ".join(sys.argv),
+            **info,
+            "seconds": seconds,
+            "rows": rows,
+        }
         write_atomic(args.out, json.dumps(result, indent=1))
 
 

@@ -1,7 +1,7 @@
 """Common to all tests: the environment before any import, a time budget a module, GPU tests only with a GPU.
 
 A module says `pytestmark = pytest.mark.budget(SECONDS)`; without it, DEFAULT_BUDGET_S holds. Set-up, call and
-tear-down of its tests are added up; once the sum is over the budget, its tests fail. TEST_BUDGET_SCALE stretches all budgets.
+tear-down of its tests are added up; once the sum is over the budget, its tests fail. TEST_BUDGET_SCALE stretches all.
 """
 
 from __future__ import annotations

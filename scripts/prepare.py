@@ -1,0 +1,246 @@
+"""Prepares a run folder: resolved settings, versions, problems. Runs once before the stages, in a process of its own.
+
+`python -m scripts.prepare --recipe R --run DIR [--set a.b=c ...] [--dry-run]`. What cannot work (no GPU, a missing
+folder, a folder that belongs to other settings, a full disk) is said here, before hours are spent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from env.records import Problem
+from rl.config import Config, ConfigError, load_recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOM_BYTES = 512 * 2**20  # trajectories, figures and TensorBoard files, roughly
+
+
+class PrepareError(Exception):
+    """Something that stands in the way of the run; the message is for the person who started it."""
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as {"a.b": value}."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def different_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Lines "key: old -> new" for every setting that differs between two nested dicts."""
+    old, new = flatten(old), flatten(new)
+    return [
+        f"{key}: {old.get(key, '(absent)')!r} -> {new.get(key, '(absent)')!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key, "(absent)") != new.get(key, "(absent)")
+    ]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The file has either its old content or all of the new one, whenever the process is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def gpu_name() -> str | None:
+    """Name of the first CUDA GPU that torch sees, or None."""
+    import torch  # seconds to import: only once the settings are known to be right
+
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+
+
+def cpu_name() -> str:
+    """Model name of the processor, as Linux tells it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()} ({os.cpu_count()} cores)"
+
+
+def git_commit() -> str:
+    """Hash of the checked-out commit, with "+changes" where tracked files differ from it; "unknown" without git."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def package_version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def versions(device: str) -> dict[str, str]:
+    """What a number of this run depends on besides its settings."""
+    packages = ("torch", "triton", "transformers", "tokenizers", "numpy")
+    return {
+        "python": platform.python_version(),
+        **{name: package_version(name) for name in packages},
+        "commit": git_commit(),
+        "device": gpu_name() or "no GPU" if device == "cuda" else cpu_name(),
+        "platform": platform.platform(),
+    }
+
+
+def bytes_needed(config: Config) -> int:
+    """Rough disk need: fp32 weights, two Adam moments and a safety copy, for every checkpoint that is kept."""
+    model = config.model
+    if model.path:
+        weights = sum(file.stat().st_size for file in Path(model.path).glob("*.safetensors")) * 2  # bf16 -> fp32
+    else:
+        layer = model.width * (4 * model.width + 3 * model.mlp)
+        weights = 4 * (model.layers * layer + model.vocab_size * model.width)
+    return weights * 3 * (config.train.keep_checkpoints + 2) + ROOM_BYTES
+
+
+def check(config: Config, run: Path) -> list[str]:
+    """Everything that stands in the way, one message each; an empty list means go."""
+    faults = []
+    if config.device == "cuda" and gpu_name() is None:
+        faults.append(
+            "device is cuda, but torch sees no CUDA GPU (a CPU-only build of torch, no driver, or CUDA_VISIBLE_DEVICES "
+            "is empty); on this machine use the recipe mini-cpu"
+        )
+    if config.problems.source == "folder" and not Path(config.problems.path).is_dir():
+        faults.append(
+            f"problems.path {config.problems.path!r} is not a folder; give one with KernelBench-format .py files, "
+            "or set problems.source=generator"
+        )
+    if config.model.path and not (Path(config.model.path) / "config.json").is_file():
+        faults.append(
+            f"model.path {config.model.path!r} is not a model folder (no config.json in it); an empty path builds the "
+            "small model"
+        )
+    if (run / "config.json").is_file():
+        try:
+            old = json.loads((run / "config.json").read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            old = {}
+            faults.append(f"{run}/config.json is damaged ({error}); remove {run} or choose another folder: --run NAME")
+        if old and (changed := different_keys(old, config.to_json())):
+            lines = "\n    ".join(changed)
+            faults.append(
+                f"{run} belongs to a run with other settings:\n    {lines}\n  Choose another folder (--run NAME), or "
+                "give the settings that the run was started with"
+            )
+    existing = next(parent for parent in [run, *run.resolve().parents] if parent.exists())
+    if not os.access(existing, os.W_OK):
+        faults.append(f"{existing} can't be written to; choose another folder: --run PATH")
+    needed, free = bytes_needed(config), shutil.disk_usage(existing).free
+    if free < needed:
+        faults.append(
+            f"{existing} has {free / 2**30:.1f} GiB free and the run needs about {needed / 2**30:.1f}; make room, or "
+            "set train.keep_checkpoints lower"
+        )
+    return faults
+
+
+def make_problems(config: Config) -> tuple[list[Problem], list[Problem]]:
+    """Training and held-out problems. Raises PrepareError where there are too few, or one is in both lists.
+
+    A folder's problems are shuffled with the run's seed; the held-out ones are taken first, so that a longer training
+    list doesn't move them.
+    """
+    wanted = config.problems
+    if wanted.source == "generator":
+        from env.generator import generate
+
+        train = generate("train", wanted.train, config.seed, wanted.size)
+        heldout = generate("heldout", wanted.heldout, config.seed, wanted.size)
+    else:
+        from env.problems import load_folder
+
+        found = list({problem.sha256: problem for problem in load_folder(Path(wanted.path))}.values())
+        if len(found) < wanted.train + wanted.heldout:
+            raise PrepareError(
+                f"{wanted.path} holds {len(found)} different problems; problems.train + problems.heldout ask for "
+                f"{wanted.train + wanted.heldout}"
+            )
+        found.sort(key=lambda problem: problem.id)
+        random.Random(config.seed).shuffle(found)
+        heldout, train = found[: wanted.heldout], found[wanted.heldout : wanted.heldout + wanted.train]
+    shared = {problem.sha256 for problem in train} & {problem.sha256 for problem in heldout}
+    if shared:
+        names = [problem.id for problem in heldout if problem.sha256 in shared]
+        raise PrepareError(f"held-out problems that are trained on as well: {', '.join(names[:5])}; change the seed")
+    return train, heldout
+
+
+def as_lines(problems: list[Problem]) -> str:
+    return "".join(json.dumps(problem.to_json(), sort_keys=True) + "\n" for problem in problems)
+
+
+def note_versions(path: Path, now: dict[str, str]) -> None:
+    """Keeps the versions that the run was started with, and adds those it is resumed with where they differ."""
+    if not path.is_file():
+        write_atomically(path, json.dumps(now, indent=1, sort_keys=True) + "\n")
+        return
+    noted = json.loads(path.read_text(encoding="utf-8"))
+    resumed = noted.get("resumed_with", [])
+    before = {**noted, **(resumed[-1] if resumed else {})}
+    changed = {key: value for key, value in now.items() if before.get(key) != value}
+    if changed:
+        print(f"prepare: this run was started with other versions; now {changed}. Its numbers may not be comparable.")
+        text = json.dumps({**noted, "resumed_with": [*resumed, changed]}, indent=1, sort_keys=True)
+        write_atomically(path, text + "\n")
+
+
+def prepare(config: Config, run: Path) -> None:
+    """Write the run folder's first files. Safe to repeat, and after a kill at any instant."""
+    write_atomically(run / "config.json", json.dumps(config.to_json(), indent=1, sort_keys=True) + "\n")
+    note_versions(run / "versions.json", versions(config.device))
+    targets = {name: run / "problems" / f"{name}.jsonl" for name in ("train", "heldout")}
+    if not all(path.is_file() for path in targets.values()):
+        for name, problems in zip(targets, make_problems(config)):
+            write_atomically(targets[name], as_lines(problems))
+            print(f"prepare: {len(problems)} {name} problems")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="scripts.prepare", description="Prepare a run folder.")
+    parser.add_argument("--recipe", required=True, help="a name in rl/recipes/ or a .toml file")
+    parser.add_argument("--run", required=True, type=Path, help="the run folder")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--dry-run", action="store_true", help="check and print, write nothing")
+    options = parser.parse_args(arguments)
+    try:
+        config = load_recipe(options.recipe, options.overrides)
+        if options.dry_run:
+            print(f"Settings ({options.recipe}):\n{json.dumps(config.to_json(), indent=1)}")
+        faults = check(config, options.run)
+        if faults:
+            raise PrepareError("\n".join(faults))
+        if options.dry_run:
+            print("Checks: recipe, folders, device and disk space are fine.")
+        else:
+            prepare(config, options.run)
+    except (ConfigError, PrepareError) as error:
+        print(f"prepare: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# The whole loop, one stage after the other: cold start -> SFT -> RL -> held-out evaluation -> report.
+#
+#   bash scripts/train.sh                                     the recipe for this machine, into runs/<recipe>
+#   bash scripts/train.sh mini-cpu                            2 CPU cores, Triton's interpreter: under 20 minutes, set-up included
+#   bash scripts/train.sh mini-gpu                            1 GPU, measured kernels (rl/recipes/mini-gpu.toml)
+#   bash scripts/train.sh mini-cpu --run short --set train.steps=2 --set collect.trajectories=40
+#   bash scripts/train.sh mini-cpu --dry-run                  checks, resolved settings and plan; nothing is run or written
+#
+# RECIPE: a name in rl/recipes/ or a .toml file. --set a.b=c: overrides one setting (repeatable). --run NAME: the folder
+# runs/NAME (or a path, if it has a slash). Ctrl-C stops everything; the same command goes on where it stopped: a stage
+# is skipped once its DONE file exists, and a stage that was cut short resumes.
+# PYTHON=/path/to/python uses that interpreter as it is (scripts/setup.sh).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() { sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' scripts/train.sh; }
+fail() { echo "train: $*" >&2; exit 2; }
+
+# ---- arguments
+recipe="" run="" dry="" overrides=()
+while (($#)); do
+    case "$1" in
+        --set) [[ $# -ge 2 ]] || fail "--set needs key=value, e.g. --set train.steps=3"; overrides+=(--set "$2"); shift ;;
+        --set=*) overrides+=(--set "${1#--set=}") ;;
+        --run) [[ $# -ge 2 && -n "$2" ]] || fail "--run needs a name, e.g. --run first"; run="$2"; shift ;;
+        --run=*) run="${1#--run=}" ;;
+        --dry-run) dry=1 ;;
+        -h | --help) usage; exit 0 ;;
+        -*) fail "unknown option $1; known: --set KEY=VALUE, --run NAME, --dry-run, --help" ;;
+        *) [[ -z "$recipe" ]] || fail "two recipes given: $recipe and $1"; recipe="$1" ;;
+    esac
+    shift
+done
+
+# ---- set-up
+SECONDS=0
+source scripts/setup.sh
+setup_s=$SECONDS
+if [[ -z "$recipe" ]]; then
+    recipe="$("$PYTHON" -c 'import torch; print("mini-gpu" if torch.cuda.is_available() else "mini-cpu")')"
+    echo "train: no recipe given; this machine gets $recipe"
+fi
+if [[ -z "$run" ]]; then run="$(basename "$recipe" .toml)"; fi
+[[ "$run" == */* ]] || run="runs/$run"
+
+cores="$(nproc)"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores < 8 ? cores : 8))}"
+export TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1 PYTHONHASHSEED=0
+export CUBLAS_WORKSPACE_CONFIG=:4096:8 # deterministic matrix products; read when the first CUDA context is made
+
+if [[ -n "$dry" ]]; then
+    "$PYTHON" -m scripts.prepare --recipe "$recipe" --run "$run" "${overrides[@]}" --dry-run
+    echo "Plan for $run:"
+fi
+
+# ---- one run a folder: the lock is inherited by every stage, so it holds until the last of their processes is gone
+if [[ -z "$dry" ]]; then
+    mkdir -p "$run"
+    exec 8>>"$run/.lock"
+    flock -n 8 || fail "$run is in use by another run; wait for it, stop it, or give this one its own folder: --run NAME"
+fi
+
+# ---- Ctrl-C or kill: the stage has a process group of its own, and all of it goes
+child=""
+stop() {
+    trap '' INT TERM HUP
+    echo "train: stopping; the same command goes on from here" >&2
+    if [[ -n "$child" ]]; then
+        kill -INT -- "-$child" 2>/dev/null || true
+        for _ in {1..100}; do kill -0 -- "-$child" 2>/dev/null || break; sleep 0.1; done
+        kill -KILL -- "-$child" 2>/dev/null || true
+    fi
+    exit 130
+}
+trap stop INT TERM HUP
+
+# stage TITLE DONE_FILE ARGUMENTS...: runs `python ARGUMENTS` unless DONE_FILE (may be empty: always run) exists.
+stage() {
+    local title="$1" done_file="$2" started=$SECONDS status=0
+    shift 2
+    if [[ -n "$done_file" && -e "$run/$done_file" ]]; then echo "== $title: done already"; return; fi
+    echo "== $title: python $*"
+    if [[ -n "$dry" ]]; then return; fi
+    set -m # its own process group, and SIGINT not ignored as it is for background jobs of a script
+    "$PYTHON" "$@" </dev/null &
+    child=$!
+    set +m
+    wait "$child" || status=$?
+    child=""
+    if ((status != 0)); then
+        # Refused before it began: leave no empty folder behind.
+        if [[ ! -e "$run/config.json" ]]; then rm -f "$run/.lock" "$run/stages.jsonl"; rmdir "$run" || true; fi
+        echo "train: '$title' failed (exit $status, above); mend the cause and run the same command again to go on" >&2
+        exit "$status"
+    fi
+    printf '{"stage": "%s", "seconds": %d}\n' "$title" $((SECONDS - started)) >>"$run/stages.jsonl"
+    echo "== $title: $((SECONDS - started)) s"
+}
+
+# ---- the loop
+if [[ -z "$dry" ]]; then
+    [[ -s "$run/stages.jsonl" ]] || printf '{"stage": "Set-up", "seconds": %d}\n' "$setup_s" >"$run/stages.jsonl"
+fi
+stage "Prepare" ""                   -m scripts.prepare --recipe "$recipe" --run "$run" "${overrides[@]}"
+stage "Cold start" collect/DONE      -m rl.collect --run "$run"
+stage "SFT" sft/DONE                 -m rl.sft --run "$run"
+stage "RL" rl/DONE                   -m rl.train --run "$run"
+stage "Evaluate SFT" eval/sft/DONE   -m eval.heldout --run "$run" --which sft
+stage "Evaluate RL" eval/rl/DONE     -m eval.heldout --run "$run" --which rl
+stage "Report" ""                    -m analysis.report --run "$run"
+if [[ -z "$dry" ]]; then echo "train: all done in $SECONDS s; open $run/report.html"; fi

@@ -1,0 +1,357 @@
+"""scripts/: what they refuse, what they leave, and that stopping stops; a fake Python stands in for the stages."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from env.records import Problem
+from rl.config import load_recipe
+from scripts import prepare
+
+pytestmark = pytest.mark.budget(60)
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def problem(name: str) -> Problem:
+    return Problem(id=name, source=f"# {name}\n")
+
+
+@pytest.fixture
+def config():
+    return load_recipe("mini-cpu", ["problems.train=5", "problems.heldout=2"])
+
+
+@pytest.fixture
+def two_lists(monkeypatch):
+    lists = [problem("a"), problem("b"), problem("c")], [problem("d"), problem("e")]
+    monkeypatch.setattr(prepare, "make_problems", lambda config: lists)
+    return lists
+
+
+def test_prepare_writes_what_the_stages_read_and_repeats_to_the_same_bytes(tmp_path, config, two_lists):
+    prepare.prepare(config, tmp_path)
+    first = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert json.loads((tmp_path / "config.json").read_text()) == config.to_json()
+    train = (tmp_path / "problems/train.jsonl").read_text().splitlines()
+    assert [Problem.from_json(json.loads(line)) for line in train] == two_lists[0]
+    noted = json.loads((tmp_path / "versions.json").read_text())
+    assert {"python", "torch", "triton", "numpy", "commit", "device"} <= noted.keys()
+    prepare.prepare(config, tmp_path)
+    assert first == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_prepare_goes_on_after_a_kill_between_its_files(tmp_path, config, two_lists):
+    prepare.prepare(config, tmp_path)
+    whole = (tmp_path / "problems/heldout.jsonl").read_bytes()
+    (tmp_path / "problems/heldout.jsonl").unlink()
+    assert prepare.check(config, tmp_path) == []
+    prepare.prepare(config, tmp_path)
+    assert (tmp_path / "problems/heldout.jsonl").read_bytes() == whole
+
+
+def test_another_runs_folder_is_refused_and_the_keys_are_named(tmp_path, config, two_lists):
+    prepare.prepare(config, tmp_path)
+    other = load_recipe("mini-cpu", ["problems.train=5", "problems.heldout=2", "train.steps=7", "optim.lr=0.5"])
+    (fault,) = prepare.check(other, tmp_path)
+    assert "train.steps: 20 -> 7" in fault and "optim.lr" in fault and "--run NAME" in fault
+    assert "sft" not in fault
+
+
+def test_a_damaged_config_missing_folder_or_full_disk_is_said(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"name": ')
+    config = load_recipe(
+        "mini-cpu", ["problems.source=folder", f"problems.path={tmp_path}/none", f"model.path={tmp_path}/model"]
+    )
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(prepare.shutil, "disk_usage", lambda path: usage)
+    text = "\n".join(prepare.check(config, tmp_path))
+    for part in ("damaged", "problems.path", "model.path", "GiB free"):
+        assert part in text
+
+
+def test_a_missing_gpu_is_said_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "gpu_name", lambda: None)
+    (fault,) = prepare.check(load_recipe("mini-gpu"), tmp_path / "new")
+    assert "mini-cpu" in fault and not (tmp_path / "new").exists()
+
+
+def test_other_versions_at_a_resume_are_kept_beside_the_first(tmp_path):
+    path = tmp_path / "versions.json"
+    prepare.note_versions(path, {"torch": "1", "python": "3"})
+    prepare.note_versions(path, {"torch": "2", "python": "3"})
+    prepare.note_versions(path, {"torch": "2", "python": "3"})
+    assert json.loads(path.read_text()) == {"torch": "1", "python": "3", "resumed_with": [{"torch": "2"}]}
+
+
+def folder_of(tmp_path: Path, count: int) -> Path:
+    text = """
+    import torch
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x + {n}
+    def get_inputs():
+        return [torch.rand(4)]
+    def get_init_inputs():
+        return []
+    """
+    for n in range(count):
+        (tmp_path / f"{n}_add.py").write_text(textwrap.dedent(text.replace("{n}", str(n))))
+    return tmp_path
+
+
+def test_a_folder_is_split_without_overlap_and_heldout_stays_when_training_grows(tmp_path):
+    pytest.importorskip("env.problems")
+    folder = folder_of(tmp_path, 8)
+
+    def lists(train: int):
+        settings = ["problems.source=folder", f"problems.path={folder}", f"problems.train={train}"]
+            "problems.source=folder",
+            f"problems.path={folder}",
+            f"problems.train={train}",
+            "rollout.prompts_per_step=1",
+        ]
+        return prepare.make_problems(load_recipe("mini-cpu", [*settings, "problems.heldout=3"]))
+
+    train, heldout = lists(2)
+    longer, same = lists(5)
+    assert heldout == same and longer[:2] == train
+    assert not {item.sha256 for item in longer} & {item.sha256 for item in heldout}
+    with pytest.raises(prepare.PrepareError, match="8 different problems"):
+        lists(6)
+
+
+# ---- the shell scripts, with a stand-in for Python that notes its calls
+
+FAKE = """\
+#!{python}
+import os, pathlib, sys, time
+args = sys.argv[1:]
+if args[:1] == ["-c"] or args[:1] == ["-"]:  # set-up's check, the default recipe
+    os.execv({python!r}, [{python!r}, *args])
+run = pathlib.Path(args[args.index("--run") + 1])
+with open({log!r}, "a") as log:
+    log.write(" ".join(args) + "\\n")
+if args[1] == "scripts.prepare" and "--dry-run" not in args:
+    (run / "config.json").write_text("{{}}")
+if args[1] == os.environ.get("FAKE_FAILS"):
+    sys.exit(7)
+if args[1] == os.environ.get("FAKE_HANGS"):
+    import subprocess
+    held = subprocess.Popen(["sleep", "100"])
+    pathlib.Path({log!r} + ".pids").write_text(f"{{os.getpid()}} {{held.pid}}")
+    time.sleep(100)
+done = {{"rl.collect": "collect", "rl.sft": "sft", "rl.train": "rl"}}.get(args[1])
+if args[1] == "eval.heldout":
+    done = "eval/" + args[args.index("--which") + 1]
+if done:
+    (run / done).mkdir(parents=True, exist_ok=True)
+    (run / done / "DONE").touch()
+"""
+
+
+class Train:
+    """Starts scripts/train.sh on a run folder under tmp_path with the stand-in."""
+
+    def __init__(self, tmp_path: Path):
+        self.log = tmp_path / "calls"
+        self.run = tmp_path / "run"
+        self.python = tmp_path / "python"
+        self.python.write_text(FAKE.format(python=sys.executable, log=str(self.log)))
+        self.python.chmod(0o755)
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            ["bash", str(ROOT / "scripts/train.sh"), "mini-cpu", "--run", str(self.run), *arguments],
+            env={**os.environ, "PYTHON": str(self.python), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __call__(self, *arguments: str, **environment: str) -> tuple[int, str]:
+        process = self.start(*arguments, **environment)
+        output = process.communicate(timeout=30)[0]
+        return process.returncode, output
+
+    def calls(self) -> list[str]:
+        return [line.split()[1] for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+
+STAGES = ["scripts.prepare", "rl.collect", "rl.sft", "rl.train", "eval.heldout", "eval.heldout", "analysis.report"]
+
+
+@pytest.fixture
+def train(tmp_path) -> Train:
+    return Train(tmp_path)
+
+
+def test_stages_run_in_order_and_finished_ones_are_skipped(train):
+    code, output = train()
+    assert code == 0, output
+    assert train.calls() == STAGES
+    code, output = train()
+    assert code == 0 and train.calls() == [*STAGES, "scripts.prepare", "analysis.report"]
+    assert output.count("done already") == 5
+    stages = [json.loads(line)["stage"] for line in (train.run / "stages.jsonl").read_text().splitlines()]
+    assert stages[0] == "Set-up" and stages.count("RL") == 1
+
+
+def test_a_failing_stage_ends_the_run_with_its_status_and_the_next_run_goes_on_there(train):
+    code, output = train(FAKE_FAILS="rl.sft")
+    assert code == 7 and "'SFT' failed" in output
+    assert train.calls() == STAGES[:3]
+    assert train()[0] == 0
+    assert train.calls()[3:] == ["scripts.prepare", *STAGES[2:]]
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(train):
+    code, output = train("--dry-run", "--set", "train.steps=3")
+    assert code == 0 and "== RL: python -m rl.train" in output
+    assert train.calls() == ["scripts.prepare"] and "--set train.steps=3 --dry-run" in train.log.read_text()
+    assert not train.run.exists()
+
+
+def test_bad_arguments_are_refused_before_anything_starts(train):
+    for arguments in (["--stes", "a=b"], ["--set"], ["another"]):
+        code, output = train(*arguments)
+        assert code == 2 and output.startswith("train: "), output
+    assert train.calls() == [] and not train.run.exists()
+
+
+def wait_for(condition, seconds: float = 15.0):
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+    return value
+
+
+def gone(pid: int) -> bool:
+    """True if the process has ended (a zombie that its reaper has not met yet has)."""
+    status = Path(f"/proc/{pid}/stat")
+    try:
+        return status.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_run_is_refused_and_a_signal_stops_the_whole_stage(train, number):
+    process = train.start(FAKE_HANGS="rl.sft")
+    pids_file = Path(f"{train.log}.pids")
+    pids = [int(pid) for pid in wait_for(lambda: pids_file.exists() and pids_file.read_text().split())]
+    code, output = train()
+    assert code == 2 and "in use" in output
+    process.send_signal(number)
+    output = process.communicate(timeout=20)[0]
+    assert process.returncode == 130 and "stopping" in output
+    for pid in pids:
+        wait_for(lambda pid=pid: gone(pid))
+    assert train()[0] == 0  # the lock went with the processes
+
+
+def test_a_refused_start_leaves_no_folder(tmp_path):
+    arguments = ["mini-cpu", "--run", str(tmp_path / "new"), "--set", "train.stepz=3"]
+    result = subprocess.run(
+        ["bash", str(ROOT / "scripts/train.sh"), *arguments],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.returncode == 2 and "train.stepz" in result.stderr
+    assert not (tmp_path / "new").exists()
+
+
+# ---- set-up, in a copy with a stand-in for pip and venv: no network, no minutes
+
+FAKE_BASE = """\
+#!/usr/bin/env bash
+# python3 stand-in: `-m venv DIR` makes DIR/bin/python of itself, `-m pip` notes the call.
+case "$*" in
+    "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
+    "-m pip "*) echo install >>"{log}"; sleep 0.3; [[ -z "${{FAKE_PIP_FAILS:-}}" ]] || exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def setup_copy(tmp_path):
+    root = tmp_path / "copy"
+    (root / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/setup.sh", root / "scripts")
+    shutil.copy(ROOT / "requirements.txt", root)
+    (tmp_path / "bin").mkdir()
+    base = tmp_path / "bin/python3"
+    base.write_text(FAKE_BASE.format(log=tmp_path / "installs"))
+    base.chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHON", "ROOT")}
+    environment["PATH"] = f"{base.parent}:{environment['PATH']}"
+
+    def start(**extra: str) -> subprocess.Popen:
+        command = ["bash", "-c", f"source {root}/scripts/setup.sh && echo $PYTHON"]
+        return subprocess.Popen(
+            command, env={**environment, **extra}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def installs() -> int:
+        path = tmp_path / "installs"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    return root, start, installs
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str]:
+    output = process.communicate(timeout=30)[0]
+    return process.returncode, output
+
+
+def test_setup_installs_once_and_again_when_the_requirements_change(setup_copy):
+    root, start, installs = setup_copy
+    for _ in range(2):
+        code, output = finish(start())
+        assert code == 0 and output.strip().endswith(".venv/bin/python"), output
+    assert installs() == 1
+    with open(root / "requirements.txt", "a") as file:
+        file.write("# changed\n")
+    assert finish(start())[0] == 0 and installs() == 2
+
+
+def test_setup_started_twice_at_once_installs_once(setup_copy):
+    _, start, installs = setup_copy
+    both = [start(), start()]
+    assert [finish(process)[0] for process in both] == [0, 0]
+    assert installs() == 1
+
+
+def test_a_failed_install_is_said_and_done_again_from_scratch(setup_copy):
+    root, start, installs = setup_copy
+    code, output = finish(start(FAKE_PIP_FAILS="1"))
+    assert code == 1 and "install failed" in output
+    (root / ".venv/half").write_text("")
+    assert finish(start())[0] == 0 and installs() == 2
+    assert not (root / ".venv/half").exists()
+
+
+def test_a_given_python_without_the_packages_is_refused_with_their_names(tmp_path):
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys._base_executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    result = subprocess.run(
+        ["bash", str(ROOT / "scripts/setup.sh")],
+        env={**os.environ, "PYTHON": str(bare)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1 and "torch" in result.stderr and "unset PYTHON" in result.stderr
