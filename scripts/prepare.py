@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from env.files import write_atomic
 from env.records import Problem
 from rl.config import Config, ConfigError, load_recipe
 
@@ -45,17 +46,6 @@ def different_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         for key in sorted(old.keys() | new.keys())
         if old.get(key, "(absent)") != new.get(key, "(absent)")
     ]
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The file has either its old content or all of the new one, whenever the process is killed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def gpu_name() -> str | None:
@@ -195,7 +185,7 @@ def as_lines(problems: list[Problem]) -> str:
 def note_versions(path: Path, now: dict[str, str]) -> None:
     """Keeps the versions that the run was started with, and adds those it is resumed with where they differ."""
     if not path.is_file():
-        write_atomically(path, json.dumps(now, indent=1, sort_keys=True) + "\n")
+        write_atomic(path, json.dumps(now, indent=1, sort_keys=True) + "\n")
         return
     noted = json.loads(path.read_text(encoding="utf-8"))
     resumed = noted.get("resumed_with", [])
@@ -204,17 +194,17 @@ def note_versions(path: Path, now: dict[str, str]) -> None:
     if changed:
         print(f"prepare: this run was started with other versions; now {changed}. Its numbers may not be comparable.")
         text = json.dumps({**noted, "resumed_with": [*resumed, changed]}, indent=1, sort_keys=True)
-        write_atomically(path, text + "\n")
+        write_atomic(path, text + "\n")
 
 
 def prepare(config: Config, run: Path) -> None:
     """Write the run folder's first files. Safe to repeat, and after a kill at any instant."""
-    write_atomically(run / "config.json", json.dumps(config.to_json(), indent=1, sort_keys=True) + "\n")
+    write_atomic(run / "config.json", json.dumps(config.to_json(), indent=1, sort_keys=True) + "\n")
     note_versions(run / "versions.json", versions(config.device))
     targets = {name: run / "problems" / f"{name}.jsonl" for name in ("train", "heldout")}
     if not all(path.is_file() for path in targets.values()):
         for name, problems in zip(targets, make_problems(config)):
-            write_atomically(targets[name], as_lines(problems))
+            write_atomic(targets[name], as_lines(problems))
             print(f"prepare: {len(problems)} {name} problems")
 
 

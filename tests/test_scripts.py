@@ -114,13 +114,9 @@ def test_a_folder_is_split_without_overlap_and_heldout_stays_when_training_grows
     folder = folder_of(tmp_path, 8)
 
     def lists(train: int):
-        settings = ["problems.source=folder", f"problems.path={folder}", f"problems.train={train}"]
-            "problems.source=folder",
-            f"problems.path={folder}",
-            f"problems.train={train}",
-            "rollout.prompts_per_step=1",
-        ]
-        return prepare.make_problems(load_recipe("mini-cpu", [*settings, "problems.heldout=3"]))
+        settings = ["problems.source=folder", f"problems.path={folder}", "problems.heldout=3"]
+        numbers = [f"problems.train={train}", "rollout.prompts_per_step=1"]
+        return prepare.make_problems(load_recipe("mini-cpu", [*settings, *numbers]))
 
     train, heldout = lists(2)
     longer, same = lists(5)
