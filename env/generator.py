@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+from functools import cache
 from itertools import pairwise
 
 from env.operators import BINARY, ELEMENTWISE, OPERATORS, REDUCTION, ROWWISE, names
@@ -127,6 +128,7 @@ def _rms(values: list[float]) -> float:
     return math.sqrt(sum(value * value for value in values) / len(values))
 
 
+@cache
 def is_sound(chain: Chain) -> bool:
     """True where the output varies with the input, is of ordinary size, and would differ without any one operator.
 

@@ -4,9 +4,9 @@ Runs where trajectories are collected, behind the same interface as a model. It 
 and bad, because what comes out is the mixture that reinforcement learning then has to sort.
 
 First turn: a quality is drawn by `shares`. Later turns mostly improve on the last status in the prompt: a failed answer
-is followed by a correct kind (lazy, fused, tuned, in their shares) with probability RECOVERY, else by any kind by `shares`;
-after lazy, fused and tuned the row of IMPROVE decides. An answer that nobody judged (infra_error, problem_error) is drawn
-anew.
+is followed by a correct kind (lazy, fused, tuned, in their shares) with probability RECOVERY, else by any kind by
+`shares`; after lazy, fused and tuned the row of IMPROVE decides. An answer that nobody judged (infra_error,
+problem_error) is drawn anew.
 """
 
 from __future__ import annotations
