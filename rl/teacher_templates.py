@@ -135,16 +135,16 @@ def _single(chain: Chain, computed: Chain) -> str:
 
 def fused(chain: Chain) -> str:
     """All of it in Triton, but through a buffer in memory between two kernels, with too few warps."""
-    row = needs_row(chain)
     first, second = chain[:1], chain[1:]
+    row, then_row = needs_row(first), needs_row(second)
     body = [
         "mid = torch.empty_like(x)",
         allocate("out", chain),
         launch("first", first, row, "x", "mid", slow=True),
-        launch("second", second, row, "mid", "out", slow=True),
+        launch("second", second, then_row, "mid", "out", slow=True),
         "return out",
     ]
-    return program(kernel("first", first, row), kernel("second", second, row), module(chain, body))
+    return program(kernel("first", first, row), kernel("second", second, then_row), module(chain, body))
 
 
 def lazy(chain: Chain) -> str:

@@ -6,6 +6,7 @@ import ast
 import random
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -13,14 +14,15 @@ from env.extract import extract_code
 from env.generator import chain_of, generate
 from env.pool import Pool
 from env.records import Problem, Verdict
+from env.rules import Rules
 from rl.teacher import IMPROVE, KINDS, ScriptedTeacher, last_kind, reference_chain
 from rl.teacher_templates import KERNEL_LINES
 
-pytestmark = pytest.mark.budget(40)
+# About 20 s on two free cores: some 30 verdicts. The rest is room for a machine that others use, too.
+pytestmark = pytest.mark.budget(60)
 
 EVEN = {kind: 1.0 for kind in KINDS}
-# One problem of each family, and a row-wise one whose rows are no power of two long.
-PICKED = ("elementwise", "rowwise", "reduction", "two_input")
+FAMILIES = ("elementwise", "rowwise", "reduction", "two_input")
 TWO_KERNELS = "status: correct\nspeedup: 1.50x\nprofiling ratio: 1.00\n- triton first x1: 50%\n- triton second x1: 50%"
 ONE_KERNEL = "status: correct\nspeedup: 3.00x\nprofiling ratio: 1.00\n- triton fused x1: 100%"
 HALF_TORCH = (
@@ -33,11 +35,12 @@ def _prompt(problem: Problem, feedback: str = "") -> str:
 
 
 def _problems() -> list[Problem]:
-    pool = generate("train", 16, 3, "cpu") + generate("heldout", 16, 3, "cpu")
-    picked = [next(p for p in pool if p.name.startswith(family)) for family in PICKED]
-    return [*picked, next(p for p in pool if p.name.startswith("rowwise") and p.id.endswith(("x200", "x160")))]
+    """One problem of each family, with rows that are no power of two long, so that masks matter."""
+    pool = [p for p in generate("train", 32, 3, "cpu") if p.id.endswith(("x160", "x200"))]
+    return [next(problem for problem in pool if problem.name.startswith(family)) for family in FAMILIES]
 
 
+@cache
 def _kind_of(answer: str) -> str:
     """What an answer is, told by its code alone and independently of the teacher."""
     code = extract_code(answer)
@@ -60,14 +63,18 @@ def _kind_of(answer: str) -> str:
 
 @pytest.fixture(scope="module")
 def verdicts() -> Iterator[dict[tuple[str, str], list[Verdict]]]:
-    """(kind, problem id) to the verdicts on its answers: all variants of decoy and broken, one of the others."""
+    """(kind, problem id) to verdicts; decoy and broken in all variants, on a flat and a row-wise problem."""
     teacher = ScriptedTeacher()
     futures: dict[tuple[str, str], list] = {}
-    with Pool("cpu", slots=2, seed=0) as pool:
+    with Pool("cpu", slots=2, seed=0, rules=Rules(trials=2)) as pool:
         for number, problem in enumerate(_problems()):
             for kind in KINDS:
-                variants = 8 if kind in ("decoy", "broken") and number < 2 else 1
-                answers = {teacher.answer(kind, chain_of(problem.source), random.Random(n)) for n in range(variants)}
+                varied = kind in ("decoy", "broken")
+                if varied and number >= 2:
+                    continue
+                answers = {
+                    teacher.answer(kind, chain_of(problem.source), random.Random(n)) for n in range(12 if varied else 1)
+                }
                 futures[kind, problem.id] = [pool.submit(problem, answer) for answer in sorted(answers)]
         yield {key: [future.result() for future in mine] for key, mine in futures.items()}
 
@@ -92,8 +99,8 @@ def test_both_decoys_are_told_apart_by_the_judge(verdicts: dict) -> None:
 def test_tuned_beats_fused_beats_lazy(verdicts: dict) -> None:
     for problem in _problems():
         lazy, fused, tuned = (verdicts[kind, problem.id][0] for kind in ("lazy", "fused", "tuned"))
-        assert tuned.speedup > 1.2 * fused.speedup, problem.id
-        assert tuned.speedup > 1.2 * lazy.speedup, problem.id
+        assert tuned.speedup > 1.5 * fused.speedup, problem.id
+        assert tuned.speedup > 1.5 * lazy.speedup, problem.id
         assert lazy.profiling_ratio < 0.8, problem.id
         assert fused.profiling_ratio == tuned.profiling_ratio == 1.0, problem.id
 
@@ -178,7 +185,7 @@ def test_the_last_status_counts_and_the_first_reference() -> None:
 def test_what_the_teacher_does_not_know_is_said_clearly() -> None:
     teacher, rng = ScriptedTeacher(), random.Random(0)
     problem = generate("train", 1, 0, "cpu")[0]
-    with pytest.raises(ValueError, match="no ```python block in the prompt defines class Model"):
+    with pytest.raises(ValueError, match="no ```python block that defines class Model"):
         teacher.respond("Write a kernel.", rng, EVEN)
     strange = _prompt(problem).replace("        return x", "        x = torch.erfinv(x)\n        return x")
     with pytest.raises(ValueError, match=r"no known operator: 'x = torch\.erfinv\(x\)'"):
