@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 # A fence opens with ``` or ~~~ at the start of a line (up to three blanks before it) and closes with the same mark.
 _FENCE = re.compile(r"^[ \t]{0,3}(```+|~~~+)[ \t]*([A-Za-z0-9_+-]*)[^\n]*$", re.MULTILINE)
-_THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
 _PYTHON_TAGS = ("", "python", "py", "python3", "triton")
 
 
@@ -28,14 +27,26 @@ def _normalise(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff")
 
 
+def _without_thinking(text: str) -> str:
+    """The answer behind the thoughts. Not a regular expression: a megabyte of opening tags keeps one busy for minutes."""
+    kept, at = [], 0
+    while (start := text.find("<think>", at)) >= 0 and (end := text.find("</think>", start)) >= 0:
+        kept.append(text[at:start])
+        at = end + len("</think>")
+    # A closing tag that is left belongs to thinking that the prompt opened.
+    return "".join([*kept, text[at:]]).rsplit("</think>", 1)[-1]
+
+
 def code_blocks(response: str) -> list[str]:
-    """The closed fenced blocks of a response, in order. A block whose fence never closes was cut off and is left out."""
+    """The closed fenced blocks of a response, in order. One whose fence never closes was cut off and is left out."""
     blocks: list[str] = []
     opened: re.Match[str] | None = None
     for mark in _FENCE.finditer(response):
         if opened is None:
             opened = mark
-        elif mark.group(1)[0] == opened.group(1)[0] and not mark.group(2) and len(mark.group(1)) >= len(opened.group(1)):
+        elif (
+            mark.group(1)[0] == opened.group(1)[0] and not mark.group(2) and len(mark.group(1)) >= len(opened.group(1))
+        ):
             if opened.group(2).lower() in _PYTHON_TAGS:
                 blocks.append(response[opened.end() + 1 : mark.start()])
             opened = None
@@ -47,7 +58,9 @@ def _defines(source: str, name: str) -> bool:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         # Not parsable: the word still says which block was meant, so that the error can be shown to its author.
-        return re.search(rf"^(class|def)\s+{re.escape(name)}\b|^{re.escape(name)}\s*=", source, re.MULTILINE) is not None
+        return (
+            re.search(rf"^(class|def)\s+{re.escape(name)}\b|^{re.escape(name)}\s*=", source, re.MULTILINE) is not None
+        )
     return _find_binding(tree, name) is not None
 
 
@@ -75,9 +88,7 @@ def extract_code(response: str, entry_point: str = "Model") -> str | None:
 
     An answer without any fence that is itself Python defining the class is taken as it is.
     """
-    response = _THINK.sub("", _normalise(response))
-    if "</think>" in response:
-        response = response.rsplit("</think>", 1)[1]
+    response = _without_thinking(_normalise(response))
     name = f"{entry_point}New"
     for block in reversed(code_blocks(response)):
         code = _dedent(block)
@@ -118,7 +129,9 @@ def inspect_source(source: str, entry_point: str = "Model") -> StaticReport:
     except (ValueError, RecursionError, MemoryError) as error:
         return StaticReport(error=f"The source can't be parsed: {type(error).__name__}: {error}")
     kernels = [
-        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list))
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list))
     ]
     binding = _find_binding(tree, name)
     if binding is None:
@@ -126,5 +139,7 @@ def inspect_source(source: str, entry_point: str = "Model") -> StaticReport:
         seen = f" (classes found: {', '.join(classes)})" if classes else ""
         return StaticReport(error=f"No class {name} is defined at the top level{seen}.", kernels=kernels)
     if isinstance(binding, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return StaticReport(error=f"{name} is a function; it must be a class derived from torch.nn.Module.", kernels=kernels)
+        return StaticReport(
+            error=f"{name} is a function; it must be a class derived from torch.nn.Module.", kernels=kernels
+        )
     return StaticReport(kernels=kernels)
