@@ -40,8 +40,9 @@ def _structure(expected: dict, got: dict, path: str) -> str:
             return f"{path} is on {got.get('device')}, the reference is on {expected['device']}"
         return ""
     if expected["kind"] == "value":
-        if repr(expected["value"]) != repr(got["value"]):
-            return f"{path} is {got['value']!r}, the reference gives {expected['value']!r}"
+        if expected["type"] != got["type"] or expected["value"] != got["value"]:
+            shown = repr(got["value"])[:80]
+            return f"{path} is the {got['type']} {shown}, the reference gives {expected['value']!r}"
         return ""
     if len(expected["items"]) != len(got["items"]) or expected.get("keys") != got.get("keys"):
         return f"{path} has {len(got['items'])} items, the reference has {len(expected['items'])}"

@@ -28,7 +28,7 @@ def _normalise(text: str) -> str:
 
 
 def _without_thinking(text: str) -> str:
-    """The answer behind the thoughts. Not a regular expression: a megabyte of opening tags keeps one busy for minutes."""
+    """The answer behind the thoughts. Not a regular expression: a megabyte of opening tags costs one minutes."""
     kept, at = [], 0
     while (start := text.find("<think>", at)) >= 0 and (end := text.find("</think>", start)) >= 0:
         kept.append(text[at:start])
@@ -68,9 +68,12 @@ def _find_binding(tree: ast.Module, name: str) -> ast.stmt | None:
     """The last top-level statement that binds `name` (Python's own rule: the last binding counts)."""
     found = None
     for node in tree.body:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
-            found = node
-        elif isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            bound = node.name == name
+        else:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            bound = any(isinstance(target, ast.Name) and target.id == name for target in targets)
+        if bound:
             found = node
     return found
 

@@ -7,6 +7,7 @@ against the buffer's size before anything is read (`check_layout`).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch
 ALIGN = 256
 MAX_NODES = 4096
 MAX_DEPTH = 16
+MAX_NUMBER = 1 << 48  # of elements, bytes, strides: far from where torch's 64-bit integers overflow
 
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
@@ -122,6 +124,17 @@ def unpack(layout: dict[str, Any], buffer: torch.Tensor) -> Any:
     return items if kind == "list" else tuple(items)
 
 
+def _is_plain(node: dict[str, Any]) -> bool:
+    """Whether a value node is one that `plan` could have made: floats travel as text, since JSON knows no NaN."""
+    value, kind = node.get("value", ...), node.get("type")
+    if kind == "float":
+        try:
+            return type(value) is str and float(value) is not None
+        except ValueError:
+            return False
+    return isinstance(value, (bool, int, str, type(None))) and kind == type(value).__name__
+
+
 def check_layout(layout: Any, capacity: int, depth: int = 0) -> int:
     """Refuse a layout that names bytes outside a buffer of `capacity` bytes or isn't one. Returns its number of nodes.
 
@@ -131,27 +144,31 @@ def check_layout(layout: Any, capacity: int, depth: int = 0) -> int:
         raise LayoutError("not a layout")
     kind = layout.get("kind")
     if kind == "value":
-        if not isinstance(layout.get("value"), (bool, int, float, str, type(None))):
+        if not _is_plain(layout):
             raise LayoutError("a value that isn't plain")
         return 1
     if kind in ("list", "tuple", "dict"):
-        items = layout.get("items")
-        if not isinstance(items, list) or (kind == "dict" and len(layout.get("keys", [])) != len(items)):
+        items, keys = layout.get("items"), layout.get("keys")
+        if not isinstance(items, list):
             raise LayoutError(f"a {kind} without its items")
+        if kind == "dict" and not (isinstance(keys, list) and len(keys) == len(items) and all(type(k) is str for k in keys)):
+            raise LayoutError("a dict without its keys")
         nodes = 1
         for item in items:
             nodes += check_layout(item, capacity, depth + 1)
             if nodes > MAX_NODES:
                 raise LayoutError(f"more than {MAX_NODES} values")
         return nodes
-    if kind != "tensor" or layout.get("dtype") not in DTYPES:
+    if kind != "tensor" or type(layout.get("dtype")) is not str or layout["dtype"] not in DTYPES:
         raise LayoutError("a node of an unknown kind or dtype")
     shape, stride = layout.get("shape"), layout.get("stride")
-    numbers = [layout.get("offset"), layout.get("nbytes"), *(shape or []), *(stride or [])]
     if not isinstance(shape, list) or not isinstance(stride, list) or len(shape) != len(stride) or len(shape) > 32:
         raise LayoutError("a tensor without shape and strides")
-    if any(type(number) is not int or number < 0 for number in numbers):
-        raise LayoutError("a tensor with a size, stride or offset that isn't a whole number >= 0")
+    numbers = [layout.get("offset"), layout.get("nbytes"), *shape, *stride]
+    if any(type(number) is not int or not 0 <= number < MAX_NUMBER for number in numbers):
+        raise LayoutError("a tensor with a size, stride or offset that isn't a whole number >= 0, or far too large")
+    if math.prod(max(size, 1) for size in shape) >= MAX_NUMBER:
+        raise LayoutError("a tensor with more elements than torch can count")
     needed = _extent(shape, stride) * DTYPES[layout["dtype"]].itemsize
     if layout["nbytes"] != needed or layout["offset"] % ALIGN or layout["offset"] + needed > capacity:
         raise LayoutError(f"a tensor of {needed} bytes at {layout['offset']} outside its buffer of {capacity} bytes")

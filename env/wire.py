@@ -92,7 +92,7 @@ class Wire:
             raise WireError("bytes on the channel that are not a frame")
         try:
             message = json.loads(self._read(size, end).decode("utf-8", "surrogatepass"))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # a plain ValueError where a number has too many digits
             raise WireError(f"a frame that is not JSON ({type(error).__name__})") from error
         if not isinstance(message, dict):
             raise WireError("a frame that is not an object")
