@@ -127,7 +127,7 @@ def layout(tokenizer) -> Layout:
     """The tokenizer's chat format. Raises ValueError for a template that can't be continued turn by turn."""
     conversation = [("user", "\x02first\x02"), ("assistant", _ANSWER), ("user", "\x02second\x02")]
     text = _render(tokenizer, [{"role": role, "content": content} for role, content in conversation], True)
-    head, answer, tail = text.partition(_ANSWER)
+    _, answer, tail = text.partition(_ANSWER)
     between, second, after = tail.partition("\x02second\x02")
     if not (answer and second):
         raise ValueError("the tokenizer's chat template drops or rewrites messages; give the model folder a plain one")

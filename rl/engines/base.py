@@ -15,9 +15,9 @@ import torch
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample: at most `max_new_tokens`, from softmax(logits / temperature) cut to its top-p nucleus, until one of
-    `stop_ids`. Raises ValueError for values that are no distribution; temperature 0 is refused, since a greedy choice
-    has no log-prob to train on (a small temperature, say 1e-3, is as good as greedy)."""
+    """How to sample: at most `max_new_tokens`, from softmax(logits / temperature) cut to its top-p nucleus, until one
+    of `stop_ids`. Raises ValueError for values that are no distribution; temperature 0 is refused, since a greedy
+    choice has no log-prob to train on (a small temperature, say 1e-3, is as good as greedy)."""
 
     max_new_tokens: int
     temperature: float = 1.0

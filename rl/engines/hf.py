@@ -6,6 +6,7 @@ company that a sequence is decoded in changes its tokens only where rounding mov
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -20,14 +21,16 @@ COMPACT_SHARE = 0.125
 class HFEngine:
     """Samples from `model` itself: no copy of the weights, so a learner that shares it needs no push.
 
-    batch_size: sequences decoded at once.
+    batch_size: sequences decoded at once. autocast: compute in bf16, as a learner with `train.autocast` does, so that
+    the two sides' log-probs stay close; CUDA only.
     """
 
-    def __init__(self, model: torch.nn.Module, batch_size: int) -> None:
+    def __init__(self, model: torch.nn.Module, batch_size: int, autocast: bool = False) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size = {batch_size}; it must be at least 1")
         self.model = model
         self.batch_size = batch_size
+        self.autocast = autocast
 
     def push(self, model: torch.nn.Module) -> None:
         """Sample from `model` from now on. Nothing is copied: a model that is trained in place is always current."""
@@ -48,11 +51,12 @@ class HFEngine:
                 raise ValueError(f"prompt {index} is empty: nothing predicts its first token")
         # By length, so that prompts of a batch need little padding.
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
-        for begin in range(0, len(order), self.batch_size):
-            members = order[begin : begin + self.batch_size]
-            batch = [prompts[i] for i in members], sampling, [seeds[i] for i in members]
-            for row, completion in self._decode(*batch):
-                yield members[row], completion
+        with one_thread():
+            for begin in range(0, len(order), self.batch_size):
+                members = order[begin : begin + self.batch_size]
+                batch = [prompts[i] for i in members], sampling, [seeds[i] for i in members]
+                for row, completion in self._decode(*batch):
+                    yield members[row], completion
 
     @torch.inference_mode()
     def _decode(
@@ -71,14 +75,15 @@ class HFEngine:
         rows = list(range(len(prompts)))  # which prompt each row of the tensors belongs to
         done: set[int] = set()
         for step in range(sampling.max_new_tokens):
-            logits = self.model(
-                input_ids=ids,
-                attention_mask=attended,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1]
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.autocast):
+                logits = self.model(
+                    input_ids=ids,
+                    attention_mask=attended,
+                    position_ids=positions,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                ).logits[:, -1]
             tokens, chosen = sample(logits, draws[:, step], sampling.temperature, sampling.top_p)
             for row, token, logprob in zip(rows, tokens.tolist(), chosen.tolist()):
                 if row in done:
@@ -100,6 +105,18 @@ class HFEngine:
                 ids, positions, attended, draws = ids[kept], positions[kept], attended[kept], draws[kept]
                 cache.batch_select_indices(kept)
                 rows = [rows[i] for i in going]
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """CPU operators on one core for a while. The judge works on the others meanwhile, and threads of one operator that
+    wait for each other on busy cores spin: two were measured 4 times slower than one beside two busy evaluators."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:

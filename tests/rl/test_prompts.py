@@ -1,4 +1,4 @@
-"""Prompts: token-exact continuation, one layout for rollout and SFT, feedback within its budget, foreign chat formats."""
+"""Prompts: token-exact continuation, one layout for rollout and SFT, feedback in its budget, foreign formats."""
 
 from __future__ import annotations
 

@@ -1,0 +1,143 @@
+"""The RL loop: it learns, it ends in the same bytes whenever it was killed, masks and advantages reach the rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from concurrent.futures import Future
+
+import pytest
+
+from env.problems import write_jsonl
+from env.records import Problem, Verdict
+from rl import modeling, train
+from rl.config import load_recipe
+from rl.records import Trajectory, Turn, read_trajectories
+
+pytestmark = pytest.mark.budget(60)
+
+PROBLEMS = [Problem(f"p{i}", f"class Model:\n    n = {i}\n") for i in range(6)]
+SMALL = [
+    "model.layers=1", "model.width=24", "model.heads=2", "model.kv_heads=1", "model.mlp=32", "model.vocab_size=300",
+    "model.context=256", "rollout.prompts_per_step=2", "rollout.samples_per_prompt=4", "rollout.max_new_tokens=6",
+    "train.steps=5", "train.checkpoint_every=2", "optim.lr=0.02",
+]  # fmt: skip
+
+
+class Judge:
+    """Likes the letter e: a judgement of the text alone. Kills the whole process at its `kill_at`-th submission."""
+
+    def __init__(self, kill_at=None):
+        self.count, self.kill_at = 0, kill_at
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        return None
+
+    def submit(self, problem, response, raw=True):
+        self.count += 1
+        if self.count == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        future = Future()
+        status = "correct" if len(response) % 2 else "incorrect"
+        speedup = float(min(3, response.count("e")))
+        verdict = Verdict(status, speedup=speedup, profiling_ratio=0.35 if "a" in response else 1.0, feedback="go on")
+        verdict.cost = {"run": self.count * 1.0}
+        future.set_result(verdict)
+        return future
+
+
+def prepare(run, *overrides):
+    config = load_recipe("mini-cpu", [*SMALL, *overrides])
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps(config.to_json()))
+    write_jsonl(PROBLEMS, run / "problems" / "train.jsonl")
+    modeling.build_initial(config, ["class Model:\n", "go on\n"], run / "sft" / "model")
+    return config
+
+
+def durable(run):
+    """Everything that must be the same in two equal runs, by name."""
+    files = [run / "rl" / "metrics.jsonl", *(run / "rl" / "model").iterdir(), *(run / "rl" / "trajectories").iterdir()]
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
+
+
+def in_child(run, kill_at):
+    """Run the stage in a forked process; returns its exit status (negative: the signal that ended it)."""
+    child = os.fork()
+    if child == 0:
+        train.make_pool = lambda config: Judge(kill_at)
+        try:
+            train.main(run)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_run_that_is_killed_again_and_again_ends_in_the_same_bytes(tmp_path):
+    prepare(tmp_path / "whole")
+    assert in_child(tmp_path / "whole", None) == 0
+    prepare(tmp_path / "killed")
+    per_step = 2 * 4 * 2
+    # In step 1 (no checkpoint yet), in step 4 (its third lies after the checkpoint), in the last step.
+    for kill_at in (per_step // 2, 3 * per_step + 5, 3 * per_step - 1):
+        assert in_child(tmp_path / "killed", kill_at) == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "rl" / "DONE").exists()
+    assert in_child(tmp_path / "killed", None) == 0
+    expected = durable(tmp_path / "whole")
+    assert durable(tmp_path / "killed") == expected
+    assert [json.loads(line)["step"] for line in expected["rl/metrics.jsonl"].splitlines()] == [1, 2, 3, 4, 5]
+    assert sum("step_" in name for name in expected) == 5
+    assert in_child(tmp_path / "killed", 1) == 0  # DONE: nothing is submitted
+
+
+def test_the_policy_learns_what_is_rewarded(tmp_path, monkeypatch):
+    config = prepare(
+        tmp_path / "run", "train.steps=30", "optim.lr=0.05", "rollout.turns=1", "rollout.samples_per_prompt=16"
+    )
+    monkeypatch.setattr(train, "make_pool", lambda config: Judge())
+    train.main(tmp_path / "run")
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "rl" / "metrics.jsonl").read_text().splitlines()]
+    rewards = [line["reward/mean"] for line in metrics]
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 1.0
+    assert max(line["policy/logprob_gap"] for line in metrics) < 1e-5  # what is sampled from is what is trained
+    assert all(line["mask/mrs"] == line["mask/veto"] == 0 for line in metrics) and metrics[-1]["policy/version"] > 25
+    last = list(read_trajectories(tmp_path / "run" / "rl" / "trajectories" / "step_00030.jsonl"))
+    assert len(last) == 2 * 16 and all(turn.advantage is not None for t in last for turn in t.turns)
+    assert {turn.policy_version for t in last for turn in t.turns} == {int(metrics[-2]["policy/version"])}
+    # PRS drops about half of the correct rows with PR 0.35, and no other.
+    dropped = [turn for line in range(1, 31) for t in _step(tmp_path, line) for turn in t.turns if turn.masks]
+    assert dropped and all(
+        turn.masks == ["prs"] and turn.verdict["profiling_ratio"] == 0.35 and turn.reward > 0 for turn in dropped
+    )
+    assert config.train.steps == len(metrics)
+
+
+def _step(tmp_path, number):
+    return read_trajectories(tmp_path / "run" / "rl" / "trajectories" / f"step_{number:05d}.jsonl")
+
+
+def test_every_problem_comes_once_an_epoch():
+    seen = [train.pick_problems(PROBLEMS, 2, 3, step) for step in range(1, 7)]
+    for epoch in (seen[:3], seen[3:]):
+        assert sorted(problem.id for batch in epoch for problem in batch) == sorted(p.id for p in PROBLEMS)
+    assert seen[:3] != seen[3:]
+    assert all(len({p.id for p in train.pick_problems(PROBLEMS, 4, 3, step)}) == 4 for step in range(1, 9))
+    with pytest.raises(ValueError, match="only 6"):
+        train.pick_problems(PROBLEMS, 7, 3, 1)
+
+
+def test_rows_without_a_return_are_masked_and_leave_the_group():
+    def trajectory(index, rewards):
+        turns = [Turn([1], [2], [-1.0], 0, "stop", verdict={}, reward=value) for value in rewards]
+        return Trajectory("p", index, turns)
+
+    group = [trajectory(0, [1.0, 2.0]), trajectory(1, [0.0, None]), trajectory(2, [0.0, 1.0])]
+    train.set_advantages(group, load_recipe("mini-cpu"))
+    # Returns of turn 1: 3 and 1 (the second has none); of turn 2: 2 and 1. TRLOO of two: the difference.
+    assert [[turn.advantage for turn in t.turns] for t in group] == [[2.0, 1.0], [None, None], [-2.0, -1.0]]
+    assert [[turn.masks for turn in t.turns] for t in group] == [[[], []], [["infra"], ["infra"]], [[], []]]
