@@ -49,12 +49,17 @@ class Turn:
 
 @dataclass
 class Trajectory:
-    """Sample `sample_index` of the group for one problem at one step; turns in order."""
+    """Sample `sample_index` of the group for one problem at one step; turns in order.
+
+    ended     why there are fewer turns than were asked for: "context" (no room for another prompt and answer), "infra"
+              (the last verdict is nobody's fault); "" where there are all
+    """
 
     problem_id: str
     sample_index: int
     turns: list[Turn]
     step: int = 0
+    ended: str = ""
     version: int = RECORD_VERSION
 
     def to_json(self) -> dict[str, Any]:
