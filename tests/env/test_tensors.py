@@ -132,11 +132,12 @@ def test_nested_tree_of_everything():
     assert same(tree, round_trip(tree, False))
 
 
-LEAVES = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5),
-    st.builds(lambda shape: torch.randn(shape), st.lists(st.integers(0, 3), max_size=4)),
-    st.builds(lambda shape: torch.randint(0, 9, shape).transpose(0, -1), st.lists(st.integers(1, 4), min_size=1, max_size=3)),
-)  # fmt: skip
+SHAPES = st.lists(st.integers(0, 3), max_size=4)
+STRIDED = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(
+    lambda shape: torch.randint(0, 9, shape).transpose(0, -1)
+)
+PLAIN = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5))
+LEAVES = st.one_of(PLAIN, SHAPES.map(torch.randn), STRIDED)
 TREES = st.recursive(
     LEAVES,
     lambda children: st.one_of(
