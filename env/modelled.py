@@ -25,7 +25,8 @@ _FREE = {
     "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided", "aten::set_",
     "aten::_unsafe_view", "aten::_reshape_alias", "aten::resize_", "aten::lift_fresh", "aten::alias",
 }  # fmt: skip
-_WRITE_ONLY = {"aten::fill_", "aten::zero_"}
+# Operators that overwrite their first argument without reading it.
+_WRITE_ONLY = {"aten::fill_", "aten::zero_", "aten::copy_", "aten::normal_", "aten::uniform_", "aten::bernoulli_"}
 
 
 def modelled_us(bytes_moved: float, launches: int) -> float:
@@ -41,6 +42,11 @@ def floor_us(output_bytes: int) -> float:
 def _bytes(tensors: list[torch.Tensor]) -> int:
     # An expanded tensor has more elements than memory.
     return sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors)
+
+
+def _written_only(schema: Any) -> set[str]:
+    """Names of the out= arguments."""
+    return {argument.name for argument in schema.arguments if argument.is_out}
 
 
 class TrafficCounter(TorchDispatchMode):
@@ -68,9 +74,11 @@ class TrafficCounter(TorchDispatchMode):
         is_view = any(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns)
         if is_view or schema.name in _FREE:
             return
+        read = {name: value for name, value in kwargs.items() if name not in _written_only(schema)}
+        positional = args[1:] if schema.name in _WRITE_ONLY else args
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        moved = _bytes(outputs) + (0 if schema.name in _WRITE_ONLY else _bytes(inputs))
+        inputs = [leaf for leaf in tree_leaves((positional, read)) if isinstance(leaf, torch.Tensor)]
+        moved = _bytes(outputs) + _bytes(inputs)
         self.add(schema.name, False, 1, moved)
 
     @contextmanager
@@ -95,6 +103,7 @@ class TrafficCounter(TorchDispatchMode):
 @contextmanager
 def interpreter_traffic(counter: TrafficCounter) -> Iterator[None]:
     """While active, every load and store of Triton's interpreter is booked in `counter`."""
+    import numpy as np
     from triton.runtime import interpreter
 
     real = interpreter._interpreter
@@ -103,21 +112,27 @@ def interpreter_traffic(counter: TrafficCounter) -> Iterator[None]:
         def __getattr__(self, name: str) -> Any:
             return getattr(real, name)
 
-        def _book(self, mask: Any, itemsize: int, passes: int) -> None:
+        def _book(self, mask: Any, value: Any, passes: int) -> None:
             if counter.in_kernel is not None:
-                counter.add(*counter.in_kernel, 0, float(mask.sum()) * itemsize * passes)
+                # Block pointers hand over memory views instead of arrays.
+                moved = int(np.count_nonzero(np.asarray(mask))) * np.asarray(value).itemsize * passes
+                counter.add(*counter.in_kernel, 0, moved)
 
         def load(self, ptr: Any, mask: Any, other: Any, dtype: Any) -> Any:
-            self._book(mask, other.dtype.itemsize, 1)
+            self._book(mask, other, 1)
             return real.load(ptr, mask, other, dtype)
 
         def store(self, ptr: Any, value: Any, mask: Any) -> None:
-            self._book(mask, value.dtype.itemsize, 1)
+            self._book(mask, value, 1)
             return real.store(ptr, value, mask)
 
         def atomic_rmw(self, op: Any, ptr: Any, value: Any, mask: Any, sem: Any) -> Any:
-            self._book(mask, value.dtype.itemsize, 2)
+            self._book(mask, value, 2)
             return real.atomic_rmw(op, ptr, value, mask, sem)
+
+        def atomic_cas(self, ptr: Any, cmp: Any, value: Any, sem: Any) -> Any:
+            self._book(np.ones_like(ptr, dtype=bool), value, 2)
+            return real.atomic_cas(ptr, cmp, value, sem)
 
     interpreter._interpreter = Counted()
     try:
