@@ -41,7 +41,7 @@ class Judge:
 
     def _judge(self, problem, response):
         status = "infra_error" if self.infra(problem, response) else "incorrect"
-        return Verdict(status, feedback=f"status: {status}", cost={"run": 0.1})
+        return Verdict(status, feedback=f"status: {status}", cost={"total_s": 0.1})
 
 
 def test_samples_take_problems_in_turn_and_see_the_conversation(tmp_path):

@@ -46,7 +46,7 @@ class Judge:
         self.log.append(f"submitted {response}")
         status = "infra_error" if self.count in self.infra else "correct"
         verdict = Verdict(status, speedup=2.0, profiling_ratio=0.5, feedback=f"status: {status} of {response}")
-        verdict.cost = {"run": self.count}
+        verdict.cost = {"total_s": self.count}
         future = Future()
         future.set_result(verdict)
         return future

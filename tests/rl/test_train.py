@@ -45,7 +45,7 @@ class Judge:
         status = "correct" if len(response) % 2 else "incorrect"
         speedup = float(min(3, response.count("e")))
         verdict = Verdict(status, speedup=speedup, profiling_ratio=0.35 if "a" in response else 1.0, feedback="go on")
-        verdict.cost = {"run": self.count * 1.0}
+        verdict.cost = {"total_s": self.count * 1.0}
         future.set_result(verdict)
         return future
 
