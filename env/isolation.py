@@ -21,7 +21,10 @@ _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = (
 _MS_PRIVATE_REC = (1 << 18) | (1 << 14)
 _MS_NOSUID_NOEXEC_NODEV = 2 | 8 | 4
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 1, 38, 36
-_SYS_CAPSET, _SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 126, 444, 445, 446
+_MS_NOSUID_NODEV, _MS_BIND = 2 | 4, 4096
+_AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = -100, 0x8000, 1
+_SYS_CAPSET, _SYS_MOUNT_SETATTR = 126, 442
+_SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
 
 # Beside scratch and the GPU's devices. The CUDA driver names its threads through /proc/self and fails where it can't.
 _WRITABLE = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/shm", "/proc/self")
@@ -85,6 +88,39 @@ def mount_own_proc() -> str:
         return "on"
     except OSError as error:
         return f"off: {error.strerror}"
+
+
+def seal_mounts(scratch: str) -> dict[str, str]:
+    """A /dev/shm of its own, and every other mount read-only but scratch. Returns {layer: "on" or why not}.
+
+    What Landlock leaves open: shared memory is a mailbox between one worker and the next (a candidate could learn that it
+    is being judged a second time), and modes, times and attributes of files can be changed by their owner anywhere.
+    """
+    report = {}
+    for name, action in (("own /dev/shm", _mount_own_shm), ("read-only mounts", lambda: _make_read_only(scratch))):
+        try:
+            action()
+            report[name] = "on"
+        except OSError as error:
+            report[name] = f"off: {error.strerror}"
+    return report
+
+
+def _mount_own_shm() -> None:
+    _check(_LIBC.mount(b"tmpfs", b"/dev/shm", b"tmpfs", ctypes.c_ulong(_MS_NOSUID_NODEV), b"size=1g,mode=1777"))
+
+
+def _make_read_only(scratch: str) -> None:
+    def set_attributes(path: bytes, flags: int, turn_on: int, turn_off: int) -> None:
+        attributes = struct.pack("<4Q", turn_on, turn_off, 0, 0)
+        _check(_LIBC.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, path, flags, attributes, len(attributes)))
+
+    _check(_LIBC.mount(scratch.encode(), scratch.encode(), None, ctypes.c_ulong(_MS_BIND), None))
+    set_attributes(b"/", _AT_RECURSIVE, _MOUNT_ATTR_RDONLY, 0)
+    # CUDA names its threads through /proc, Landlock guards the rest of it.
+    for path in (scratch.encode(), b"/proc", b"/dev/shm"):
+        set_attributes(path, 0, 0, _MOUNT_ATTR_RDONLY)
+    os.chdir(scratch)  # the folder that was entered before lies below a mount that is read-only now
 
 
 def restrict_writes(writable: list[str]) -> str:
@@ -171,6 +207,8 @@ def apply(scratch: str, namespaces: dict[str, str], host_memory_bytes: int) -> d
     report = dict(namespaces)
     if namespaces.get("pid namespace") == "on" and namespaces.get("mount namespace") == "on":
         report["own /proc"] = mount_own_proc()
+        if report["own /proc"] == "on":
+            report.update(seal_mounts(scratch))
     limit_resources(host_memory_bytes)
     report.update(drop_privileges())
     report["writes only to scratch"] = restrict_writes([scratch, *_WRITABLE, *map(str, Path("/dev").glob("nvidia*"))])
