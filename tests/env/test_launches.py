@@ -318,12 +318,12 @@ COMPILED = {
     "spin": ({"y": "*i32"}, ["tt.atomic_cas", ".cas"]),
     "descriptors": (
         {"x": "*fp32", "y": "*fp32", "n": "i32"},
-        ["tt.descriptor_store", "tt.descriptor_reduce", "cp.async.bulk.tensor.2d.global.shared", "cp.reduce.async.bulk"],
+        ["tt.descriptor_store", "tt.descriptor_reduce", "bulk.tensor.2d.global.shared", "cp.reduce.async.bulk"],
     ),
 }  # fmt: skip
 EFFECTS = (
-    "tt.store", "tt.atomic", "descriptor_store", "descriptor_reduce", "descriptor_scatter", "st.global", "atom.", "red.",
-    ".global.shared", "cp.reduce",
+    "tt.store", "tt.atomic", "descriptor_store", "descriptor_reduce", "descriptor_scatter",
+    "st.global", "atom.", "red.", ".global.shared", "cp.reduce",
 )  # fmt: skip
 
 
