@@ -1,0 +1,152 @@
+"""The judge's handle on a worker: questions, deadlines, exit codes, pauses, and an end that comes once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from env.wire import WireError, WireTimeout
+from env.worker import ForkServer, WorkerDied, WorkerTimeout
+
+pytestmark = pytest.mark.budget(40)
+
+
+@pytest.fixture
+def worker(fork_server):
+    worker = fork_server.fork()
+    yield worker
+    worker.end()
+
+
+def load(worker, source: str, seconds: float = 10.0) -> dict:
+    return worker.call("load", seconds, source=source, path=f"{worker.scratch}/m.py", module="m", **{"class": "M"})
+
+
+GOOD = "class M:\n    pass\n"
+
+
+def test_load_and_answer(worker):
+    assert load(worker, GOOD) == {"ok": True}
+    assert worker.alive() and not worker.ended
+
+
+def test_answers_come_in_the_order_of_the_questions(worker):
+    worker.post("warm")
+    worker.post("load", source="M = 5\n", path=f"{worker.scratch}/m.py", module="m", **{"class": "M"})
+    assert worker.collect(20)["isolation"]
+    assert "M is not a class" in worker.collect(20)["message"]
+    assert worker.pending == 0
+
+
+def test_call_takes_the_answers_to_earlier_posts_first(worker):
+    worker.post("warm")
+    assert load(worker, GOOD) == {"ok": True}
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "words"),
+    [
+        ("raise ValueError('bad value')\n", "compile_error", "ValueError: bad value"),
+        ("import sys\nsys.exit(3)\n", "compile_error", "SystemExit: 3"),
+        ("raise KeyboardInterrupt\n", "compile_error", "KeyboardInterrupt"),
+        ("import no_such_module_anywhere\n", "compile_error", "ModuleNotFoundError"),
+        ("class M(:\n", "compile_error", "SyntaxError"),
+        ("x = bytearray(1 << 45)\n", "oom", "MemoryError"),
+        ("def f():\n    f()\nf()\n", "compile_error", "RecursionError"),
+        ("raise RuntimeError(open(__file__).name)\n", "compile_error", "RuntimeError: m.py"),
+        ("raise RuntimeError('x' * 100_000)\n", "compile_error", "RuntimeError: xxx"),
+        ("raise RuntimeError(hex(id(object())))\n", "compile_error", "RuntimeError: 0x..."),
+    ],
+)
+def test_what_foreign_code_raises_is_an_answer(worker, source, kind, words):
+    reply = load(worker, source)
+    assert reply["ok"] is False and reply["kind"] == kind and words in reply["message"]
+    assert len(reply["message"]) < 5000
+    assert load(worker, GOOD)["ok"], "the worker goes on"
+
+
+def test_lines_of_the_candidates_own_file_are_named(worker):
+    reply = load(worker, "import json\ndef parse():\n    json.loads('{')\nparse()\n")
+    assert reply["lines"] == ["line 4, in <module>: parse()", "line 3, in parse: json.loads('{')"]
+
+
+@pytest.mark.parametrize(
+    ("source", "codes"),
+    [
+        ("import os\nos._exit(7)\n", {7}),
+        ("import ctypes\nctypes.string_at(0)\n", {139}),
+        # PID 1 of a namespace is immune to its own SIGABRT: the C library then ends it by a bad instruction.
+        ("import os\nos.abort()\n", {134, 139}),
+        ("import os\nos.closerange(3, 100)\n", None),
+        ("import os\nos.write(3, b'\\0' * 100)\nimport time\ntime.sleep(5)\n", None),
+    ],
+)
+def test_exit_codes(worker, source, codes):
+    with pytest.raises(WorkerDied) as died:
+        load(worker, source)
+    assert worker.ended and not worker.alive()
+    assert codes is None or died.value.code in codes
+
+
+def test_deadline(worker):
+    started = time.monotonic()
+    with pytest.raises(WorkerTimeout, match="no answer within"):
+        load(worker, "import time\ntime.sleep(30)\n", seconds=0.3)
+    assert 0.25 < time.monotonic() - started < 5
+
+
+def test_end_is_once_and_takes_the_scratch_along(worker):
+    scratch = Path(worker.scratch)
+    assert scratch.is_dir()
+    worker.end()
+    assert not scratch.exists() and worker.end() is None and not worker.alive()
+    with pytest.raises(WorkerDied):
+        worker.post("warm")
+
+
+def test_paused_time_does_not_count(worker):
+    """A worker that stood still for somebody else's measurement has lost nothing of its own time."""
+    load(worker, GOOD)
+    worker.pause()
+    worker.post("load", source=GOOD, path=f"{worker.scratch}/m.py", module="m", **{"class": "M"})
+    threading.Timer(0.6, worker.resume).start()
+    started = time.monotonic()
+    assert worker.collect(0.3)["ok"]
+    assert time.monotonic() - started > 0.5
+    assert worker.stopped_s() == pytest.approx(0.6, abs=0.4)
+    worker.resume()
+
+
+def test_a_stopped_worker_can_be_ended(worker):
+    worker.pause()
+    started = time.monotonic()
+    worker.end()
+    assert time.monotonic() - started < 3 and not worker.alive()
+    worker.pause()
+    worker.resume()
+
+
+def test_workers_share_nothing(fork_server):
+    first, second = fork_server.fork(), fork_server.fork()
+    load(first, "import math\nmath.pi = 3\nclass M:\n    pass\n")
+    reply = load(second, "import math\nraise ValueError(math.pi)\n")
+    assert "3.14159" in reply["message"] and first.scratch != second.scratch
+    first.end()
+    second.end()
+
+
+def test_lost_fork_server_is_an_error_and_not_a_hang():
+    server = ForkServer("cpu")
+    worker = server.fork()
+    server.process.kill()
+    server.process.wait()
+    started = time.monotonic()
+    with pytest.raises((WireError, WireTimeout)):
+        server.fork()
+    worker.end()
+    server.close()
+    assert time.monotonic() - started < 10
+    assert not server.home.exists() and not worker.alive()
