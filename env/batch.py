@@ -52,9 +52,11 @@ def read_done(path: Path) -> set[str]:
     done, good = set(), 0
     with open(path, "rb") as file:
         for line in file:
+            if not line.endswith(b"\n"):
+                break  # even where it could be read: the next verdict would stand on the same line
             try:
                 done.add(json.dumps(json.loads(line)["id"]))
-            except (json.JSONDecodeError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError):
                 break
             good += len(line)
     if good != path.stat().st_size:
