@@ -98,17 +98,27 @@ def run(connection: Connection) -> None:
         server.wait_ready()
         gate = DeviceGate()
         judges = [Judge(server, setup.rules, setup.secret, gate) for _ in range(setup.lanes)]
-        info = {"device": _device_name(device), "versions": _versions()}
+        info = {"device": _device_name(device), "versions": _versions(), "scratch": str(server.home)}
         connection.send(("ready", info))
     except Exception as error:
         connection.send(("failed", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=3)}"))
         if server is not None:
             server.close()
         return
+    closing = threading.Event()
+    threading.Thread(target=_leave_without, args=(server, closing), daemon=True).start()
     _serve(connection, judges, info)
+    closing.set()
     for judge in judges:
         judge.close()
     server.close()
+
+
+def _leave_without(server: object, closing: threading.Event) -> None:
+    """Without its fork server nobody can be judged here any more: leave, so that the pool starts another evaluator."""
+    server.process.wait()
+    if not closing.is_set():
+        os._exit(3)
 
 
 def _serve(connection: Connection, judges: list, info: dict) -> None:
@@ -125,6 +135,8 @@ def _serve(connection: Connection, judges: list, info: dict) -> None:
                 if "CUDA" in str(error):
                     # A broken context judges nobody any more: the pool starts another evaluator.
                     os._exit(3)
+            if verdict.status == "infra_error" and not judge.server.alive():
+                os._exit(3)  # before the verdict is out: the job is judged again elsewhere
             verdict.device, verdict.versions = info["device"], info["versions"]
             with sending:
                 connection.send(("verdict", job.id, verdict.to_json()))

@@ -190,7 +190,8 @@ class Judge:
             raise Rejected("problem_error", f"the reference failed: {error.message} {lines}".strip()) from error
         except (WorkerDied, WorkerTimeout) as error:
             self._forget(problem)
-            raise Rejected("problem_error", f"the reference failed: {error}") from error
+            status = "infra_error" if _is_ours(error) else "problem_error"
+            raise Rejected(status, f"the reference failed: {error}") from error
 
     def _load(self, problem: Problem, source: str, session: Session, reference: _Reference, knockout: bool = False) -> None:
         name = f"{problem.entry_point}New"
@@ -245,6 +246,8 @@ class Judge:
             outputs, result = self._run(session, trial, "run", train=True, grad=False, seed=0)
             launched = any(row["own"] for row in _launches(outputs.facts))
         except (ForeignError, WorkerDied, WorkerTimeout, ProtocolError) as error:
+            if _is_ours(error):
+                raise
             verdict.evidence["knockout"] = f"crashed: {str(error)[:200]}"
             return
         finally:
@@ -370,6 +373,11 @@ def _clock(cost: dict[str, float], name: str) -> Iterator[None]:
         cost[name] = cost.get(name, 0.0) + time.monotonic() - start
 
 
+def _is_ours(error: Exception) -> bool:
+    """A worker whose exit code nobody can tell died with its fork server: not by anything that it ran."""
+    return isinstance(error, WorkerDied) and error.code is None
+
+
 @contextmanager
 def _as_rejection() -> Iterator[None]:
     """What foreign code did to itself, as a status."""
@@ -382,8 +390,10 @@ def _as_rejection() -> Iterator[None]:
     except ProtocolError as error:
         raise Rejected("runtime_error", f"the process wrote on its channel: {error}") from error
     except WorkerDied as error:
+        if _is_ours(error):
+            raise Rejected("infra_error", f"the fork server is gone, and its workers with it: {error}") from error
         code = error.code
-        if code is None or code < 128:
+        if code < 128:
             raise Rejected("runtime_error", f"the process ended by itself (exit code {code})") from error
         name = signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else f"signal {code - 128}"
         status = "oom" if name == "SIGKILL" else "runtime_error"

@@ -83,6 +83,10 @@ class ForkServer:
             raise WireError(reply["error"])
         return Worker(self, Wire(ours), reply["supervisor"], reply["worker"], scratch)
 
+    def alive(self) -> bool:
+        """Whether there can be further workers."""
+        return self.process.poll() is None
+
     def wait(self, supervisor: int) -> int:
         with self.lock:
             self.control.send({"op": "wait", "supervisor": supervisor})
