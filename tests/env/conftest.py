@@ -59,7 +59,7 @@ def answers() -> SimpleNamespace:
         compile_error=CORRECT.replace("class ModelNew(nn.Module):", "class ModelNew(nn.Module)"),
         runtime_error=CORRECT.replace("y = torch.empty_like(x)", "y = torch.empty_like(x.no_such_attribute)"),
         problem_error=REFERENCE.replace("torch.relu(x * 2.0 + 1.0)", "torch.no_such_function(x)"),
-        slow=CORRECT.replace("y = torch.empty_like(x)", "__import__('time').sleep(1.0); y = torch.empty_like(x)"),
+        slow=CORRECT.replace("y = torch.empty_like(x)", "__import__('time').sleep(0.5); y = torch.empty_like(x)"),
     )
 
 
