@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import queue
 import secrets
+import shutil
 import subprocess
 import sys
 import threading
@@ -167,6 +168,8 @@ class Pool:
             process.kill()
             process.wait()
             connection.close()
+            # One that was killed could not do it itself.
+            shutil.rmtree(info["scratch"], ignore_errors=True)
             self._give_back(in_flight, why or "the pool was closed")
 
     def _start(self, gpu: str) -> tuple[subprocess.Popen, Connection, dict]:
@@ -204,10 +207,14 @@ class Pool:
                 if len(in_flight) < self.lanes:
                     with contextlib.suppress(queue.Empty):
                         ticket = self._queue.get(timeout=0.02 if in_flight else 0.1)
+                        try:
+                            connection.send(ticket.job)
+                        except OSError:
+                            self._queue.put(ticket)  # it never arrived: that was no attempt
+                            raise
                         ticket.started = time.monotonic()
                         ticket.attempts += 1
                         in_flight[ticket.job.id] = ticket
-                        connection.send(ticket.job)
                         continue
                 wait([connection], timeout=0.02 if len(in_flight) < self.lanes else 0.5)
                 while connection.poll():
