@@ -56,7 +56,7 @@ KNOWN_OPEN = {
 @pytest.fixture(scope="module")
 def verdicts():
     """{case: future of its verdict}."""
-    rules = Rules(trials=3, compile_timeout_s=10, run_timeout_s=6)
+    rules = Rules(trials=3, compile_timeout_s=8, run_timeout_s=5)
     with Pool("cpu", slots=2, seed=7, rules=rules) as pool:
         futures = {}
         for name in sorted(CPU, key=lambda name: name not in SLOW):

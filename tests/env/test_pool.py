@@ -55,6 +55,11 @@ def judging(root: int, module: str) -> list[int]:
     return [pid for pid in own if parents.get(pid) not in own]
 
 
+def fork_servers() -> list[int]:
+    """Those of this process's evaluators: other modules' tests may have one of their own."""
+    return [pid for evaluator in judging(os.getpid(), "env.evaluator") for pid in judging(evaluator, "env.forkserver")]
+
+
 def wait_until(condition, seconds: float) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -137,31 +142,36 @@ def test_both_slots_work_at_once(pool, answers):
     assert time.monotonic() - started < 0.8 * sum(costs)
 
 
-def test_same_seed_same_verdict_but_for_cost(pool, answers, home):
-    before = folders(home)
-    with Pool("cpu", slots=1, seed=3, rules=RULES) as other:
-        assert len(folders(home) - before) == 1
-        for status in STATUSES:
-            mine = pool.submit(problem(answers), getattr(answers, status), raw=False)
-            theirs = other.submit(problem(answers), getattr(answers, status), raw=False)
-            assert without_cost(mine.result()) == without_cost(theirs.result()), status
-        mine_only = {pid for first in judging(os.getpid(), "env.evaluator")[-1:] for pid in [first, *below(first)]}
-        assert len(mine_only) >= 3, "evaluator, fork server, workers"
-        everyone = set(below(os.getpid()))
-    # After close: nothing below this process but the other pool, and no scratch but its own.
-    left = set(below(os.getpid()))
-    assert len(left) < len(everyone) and len(judging(os.getpid(), "env.evaluator")) == 2
-    assert folders(home) == before
-    with pytest.raises(PoolError, match="closed"):
-        other.submit(problem(answers), answers.correct)
-
-
 def in_flight(pool, answers, tag: str):
     """A future whose candidate runs right now."""
     future = pool.submit(problem(answers), answers.slow + f"# {tag}\n", raw=False)
     time.sleep(0.7)
     assert not future.done()
     return future
+
+
+def test_same_seed_same_verdict_and_a_close_that_leaves_nothing(pool, answers, home):
+    before, known = folders(home), set(below(os.getpid()))
+    other = Pool("cpu", slots=1, seed=3, rules=RULES)
+    assert len(folders(home) - before) == 1
+    for status in STATUSES:
+        mine = pool.submit(problem(answers), getattr(answers, status), raw=False)
+        theirs = other.submit(problem(answers), getattr(answers, status), raw=False)
+        assert without_cost(mine.result()) == without_cost(theirs.result()), status
+
+    running = in_flight(other, answers, "running")
+    waiting = [other.submit(problem(answers), f"{answers.slow}# {i}\n", raw=False) for i in range(3)]
+    born = set(below(os.getpid())) - known
+    assert len(born) >= 4, "evaluator, fork server, supervisors, workers"
+    started = time.monotonic()
+    other.close()
+    other.close()
+    assert time.monotonic() - started < 20
+    assert all(future.done() for future in [running, *waiting]) and all(future.cancelled() for future in waiting)
+    assert wait_until(lambda: not born & set(processes()), 2)
+    assert folders(home) == before, "its scratch is gone, the other pool's is there"
+    with pytest.raises(PoolError, match="closed"):
+        other.submit(problem(answers), answers.correct)
 
 
 def test_killed_evaluator_is_replaced_and_its_job_judged(pool, answers, home):
@@ -181,9 +191,9 @@ def test_killed_evaluator_is_replaced_and_its_job_judged(pool, answers, home):
 
 
 def test_killed_fork_server_is_replaced_and_its_job_judged(pool, answers):
-    assert wait_until(lambda: len(judging(os.getpid(), "env.forkserver")) == 2, 30)
+    assert wait_until(lambda: len(fork_servers()) == 2, 30)
     future = in_flight(pool, answers, "fork server")
-    for pid in judging(os.getpid(), "env.forkserver"):
+    for pid in fork_servers():
         os.kill(pid, signal.SIGKILL)
     verdict = future.result(timeout=60)
     assert verdict.status == "correct", verdict.message
@@ -222,21 +232,6 @@ def test_killed_driver_leaves_no_process(answers, tmp_path):
         driver.wait()
         driver.stdout.close()
     assert wait_until(lambda: not family & set(processes()), 5), family & set(processes())
-
-
-def test_close_cancels_what_waits_and_leaves_nothing(answers, home):
-    before, known = folders(home), set(below(os.getpid()))
-    pool = Pool("cpu", slots=1, seed=1, rules=RULES)
-    running = in_flight(pool, answers, "running")
-    waiting = [pool.submit(problem(answers), f"{answers.slow}# {i}\n", raw=False) for i in range(3)]
-    born = set(below(os.getpid())) - known
-    started = time.monotonic()
-    pool.close()
-    pool.close()
-    assert time.monotonic() - started < 20
-    assert all(future.done() for future in [running, *waiting]) and all(future.cancelled() for future in waiting)
-    assert wait_until(lambda: not born & set(processes()), 2)
-    assert folders(home) == before
 
 
 def test_devices_that_are_not_there(monkeypatch):
