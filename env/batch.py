@@ -1,7 +1,8 @@
 """Judge many candidates: `python -m env.batch IN.jsonl OUT.jsonl [--device cpu|cuda]`.
 
-Runs in the driver. A line in has `id`, `reference`, and `candidate` (source) or `raw_response` (a model's whole answer); a
-line out has `id` and `verdict`. Each verdict is on disk before the next is waited for; run again, it goes on where it stopped.
+Runs in the driver. A line in has `id`, `reference`, and `candidate` (source) or `raw_response` (a model's whole
+answer); a line out has `id` and `verdict`. Each verdict is on disk before the next is waited for; run again, it goes on
+where it stopped.
 """
 
 from __future__ import annotations
@@ -34,9 +35,16 @@ def read_questions(path: Path) -> list[dict[str, Any]]:
             question = json.loads(line)
         except json.JSONDecodeError as error:
             raise BatchError(f"{path}:{number}: not JSON ({error})") from error
-        kinds = [key for key in ("candidate", "raw_response") if isinstance(question, dict) and isinstance(question.get(key), str)]
+        kinds = [
+            key
+            for key in ("candidate", "raw_response")
+            if isinstance(question, dict) and isinstance(question.get(key), str)
+        ]
         if len(kinds) != 1 or not isinstance(question.get("reference"), str) or "id" not in question:
-            raise BatchError(f"{path}:{number}: needs 'id', 'reference' and one of 'candidate' or 'raw_response', the last two as text")
+            raise BatchError(
+                f"{path}:{number}: needs 'id', 'reference' and one of 'candidate' or 'raw_response', "
+                "the last two as text"
+            )
         key = json.dumps(question["id"])
         if key in seen:
             raise BatchError(f"{path}:{number}: the id {key} stands on an earlier line")
@@ -79,12 +87,17 @@ def main(argv: list[str] | None = None) -> int:
         if not left:
             return 0
         args.verdicts.parent.mkdir(parents=True, exist_ok=True)
-        with Pool(args.device, slots=args.slots, seed=args.seed) as pool, open(args.verdicts, "a", encoding="utf-8") as out:
+        with (
+            Pool(args.device, slots=args.slots, seed=args.seed) as pool,
+            open(args.verdicts, "a", encoding="utf-8") as out,
+        ):
             futures: dict[Any, list] = {}
             for question in left:
                 raw = "raw_response" in question
                 problem = Problem(
-                    id=str(question["id"]), source=question["reference"], entry_point=question.get("entry_point", "Model")
+                    id=str(question["id"]),
+                    source=question["reference"],
+                    entry_point=question.get("entry_point", "Model"),
                 )
                 future = pool.submit(problem, question["raw_response" if raw else "candidate"], raw=raw)
                 futures.setdefault(future, []).append(question["id"])

@@ -1,8 +1,9 @@
 """Memory that the judge owns and lends to workers: a memfd on the CPU, one driver allocation a buffer on a GPU.
 
-Runs in the judge (`Buffer.create`) and in the workers (`Buffer.attach`). Torch's own sharing of CUDA memory exports whole
-allocator segments, whose neighbours become readable and writable, and its handles don't cross PID namespaces. A
-`cuMemCreate` allocation with a POSIX descriptor does neither: a worker can reach the bytes of this buffer and no others.
+Runs in the judge (`Buffer.create`) and in the workers (`Buffer.attach`). Torch's own sharing of CUDA memory exports
+whole allocator segments, whose neighbours become readable and writable, and its handles don't cross PID namespaces. A
+`cuMemCreate` allocation with a POSIX descriptor does neither: a worker can reach the bytes of this buffer and no
+others.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def _driver() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise SharedMemoryError("judging on a GPU needs the package cuda-bindings (see requirements-gpu.txt)") from error
+        raise SharedMemoryError(
+            "judging on a GPU needs the package cuda-bindings (see requirements-gpu.txt)"
+        ) from error
     return driver
 
 

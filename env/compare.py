@@ -1,7 +1,7 @@
 """Are two outputs the same? Structure, shape, dtype, values within a tolerance, NaN and Inf in the same places.
 
-Runs in the judge, on its private copies. The tolerance follows the precision and the magnitude of the reference's output,
-so that neither a subsampled mean nor a flush to zero hides inside an absolute tolerance of 1e-2.
+Runs in the judge, on its private copies. The tolerance follows the precision and the magnitude of the reference's
+output, so that neither a subsampled mean nor a flush to zero hides inside an absolute tolerance of 1e-2.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def _values(expected: torch.Tensor, got: torch.Tensor, path: str, dtype: str, sh
         worst = max(worst, float(error.max())) if error.numel() else worst
     if not count:
         return Comparison(True, error=worst)
-    return Comparison(False, f"{path}: {count} of {expected.numel()} elements off by up to {worst:.3g} tolerances, {first}", worst)
+    return Comparison(
+        False, f"{path}: {count} of {expected.numel()} elements off by up to {worst:.3g} tolerances, {first}", worst
+    )
 
 
 def _show(value: torch.Tensor) -> str:
@@ -110,7 +112,9 @@ def _root_mean_square(expected: torch.Tensor, finite: list[torch.Tensor], wide: 
     return (total / count) ** 0.5 if count else 0.0
 
 
-def compare(expected: dict[str, Any], expected_bytes: torch.Tensor, got: dict[str, Any], got_bytes: torch.Tensor) -> Comparison:
+def compare(
+    expected: dict[str, Any], expected_bytes: torch.Tensor, got: dict[str, Any], got_bytes: torch.Tensor
+) -> Comparison:
     """Compare two laid-out trees (`env.tensors`): layouts, and flat uint8 buffers [bytes] that hold their tensors."""
     difference = _structure(expected, got, "the output")
     if difference:

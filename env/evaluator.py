@@ -1,7 +1,7 @@
 """One evaluator: a trusted process pinned to one GPU (or one CPU slot) that judges what the pool sends it.
 
-Runs as a process of its own, started by `env.pool`. It holds the device context, a fork server and one judge a lane; lanes
-are threads, which compile and check candidates beside each other and take turns at timing.
+Runs as a process of its own, started by `env.pool`. It holds the device context, a fork server and one judge a lane;
+lanes are threads, which compile and check candidates beside each other and take turns at timing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _judge_one(judge: object, job: Job) -> Verdict:
 
 
 def run(connection: Connection) -> None:
-    """Serve jobs from the pool until it closes the connection. First message back: ("ready", info) or ("failed", why)."""
+    """Serve the pool's jobs until it closes the connection. First message back: ("ready", info) or ("failed", why)."""
     setup: Setup = connection.recv()
     device = setup.device
     isolation.set_parent_death_signal()

@@ -1,8 +1,8 @@
 """Forks sandboxed workers from a process that has torch and triton imported (34 ms instead of 4 s each).
 
-Runs as a process of its own, one a judge, started by `env.worker.ForkServer`. It never runs a torch operator, never touches
-CUDA and keeps a single thread, since none of these survive a fork. Each worker stands behind a small supervisor that makes
-the namespaces, waits for it, and dies with it:
+Runs as a process of its own, one a judge, started by `env.worker.ForkServer`. It never runs a torch operator, never
+touches CUDA and keeps a single thread, since none of these survive a fork. Each worker stands behind a small supervisor
+that makes the namespaces, waits for it, and dies with it:
 
     fork server ── supervisor (host PID namespace) ── worker (PID 1 of its own namespace, foreign code)
 """
@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 from typing import NoReturn
 
 from env import isolation
@@ -68,7 +69,7 @@ def _kill_descendants() -> None:
     """Without a PID namespace: end whatever was re-parented to this supervisor, until nothing is left."""
     while True:
         try:
-            children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         except OSError:
             return
         if not children:
@@ -120,7 +121,7 @@ def main(control_fd: int, device: str) -> None:
             (fd,) = control.take_fds()
             control.send(_fork(fd, request))
         else:
-            pid, status = os.waitpid(request["supervisor"], 0)
+            _, status = os.waitpid(request["supervisor"], 0)
             control.send({"code": _exit_code(status)})
 
 

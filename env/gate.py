@@ -1,7 +1,8 @@
 """Who may use the device now: many lanes load and check beside each other, one times alone.
 
-Runs in the evaluator. Holding the gate means that no other lane of this evaluator touches the device from the judge's side;
-`alone` also stops (SIGSTOP) every worker but the two that are compared, so that nobody compiles or warms up meanwhile.
+Runs in the evaluator. Holding the gate means that no other lane of this evaluator touches the device from the judge's
+side; `alone` also stops (SIGSTOP) every worker but the two that are compared, so that nobody compiles or warms up
+meanwhile.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ def prepare() -> None:
 class InterpreterDriver(DriverBase):
     """Stands in for a GPU driver, so that `@triton.autotune` works under the interpreter.
 
-    Every configuration is run once (a kernel that can't bear that is wrong on a GPU too) and all take the same time, so the
-    first one wins, on every machine.
+    Every configuration is run once (a kernel that can't bear that is wrong on a GPU too) and all take the same time, so
+    the first one wins, on every machine.
     """
 
     @classmethod
@@ -49,8 +49,8 @@ class InterpreterDriver(DriverBase):
 
 
 def _patch_language_once_a_launch() -> None:
-    """The interpreter replaces triton.language's functions anew at every call of a device function (tl.sum is one): 6 ms,
-    more than the program itself. Within a launch the replacements stay, so that once is enough."""
+    """The interpreter replaces triton.language's functions anew at every call of a device function (tl.sum is one): 6
+    ms, more than the program itself. Within a launch the replacements stay, so that once is enough."""
     patch, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
     patched: set[int] = set()
 

@@ -52,7 +52,7 @@ def become_subreaper() -> None:
 
 
 def unshare_namespaces() -> dict[str, str]:
-    """Leave the host's namespaces. The PID namespace takes effect for the next fork. Returns {layer: "on" or why not}."""
+    """Leave the host's namespaces. The PID namespace acts from the next fork on. Returns {layer: "on" or why not}."""
     report: dict[str, str] = {}
     if os.geteuid() != 0:
         uid, gid = os.getuid(), os.getgid()
@@ -93,8 +93,8 @@ def mount_own_proc() -> str:
 def seal_mounts(scratch: str) -> dict[str, str]:
     """A /dev/shm of its own, and every other mount read-only but scratch. Returns {layer: "on" or why not}.
 
-    What Landlock leaves open: shared memory is a mailbox between one worker and the next (a candidate could learn that it
-    is being judged a second time), and modes, times and attributes of files can be changed by their owner anywhere.
+    What Landlock leaves open: shared memory is a mailbox between one worker and the next (a candidate could learn that
+    it is being judged a second time), and modes, times and attributes of files can be changed by their owner anywhere.
     """
     report = {}
     for name, action in (("own /dev/shm", _mount_own_shm), ("read-only mounts", lambda: _make_read_only(scratch))):
@@ -128,7 +128,9 @@ def restrict_writes(writable: list[str]) -> str:
     version = _LIBC.syscall(_SYS_LANDLOCK_CREATE, None, 0, 1)
     if version < 1:
         return "off: this kernel has no Landlock"
-    handled = _LANDLOCK_WRITES_V1 | (_LANDLOCK_REFER if version >= 2 else 0) | (_LANDLOCK_TRUNCATE if version >= 3 else 0)
+    handled = (
+        _LANDLOCK_WRITES_V1 | (_LANDLOCK_REFER if version >= 2 else 0) | (_LANDLOCK_TRUNCATE if version >= 3 else 0)
+    )
     rules = struct.pack("<Q", handled)
     ruleset = _LIBC.syscall(_SYS_LANDLOCK_CREATE, rules, len(rules), 0)
     if ruleset < 0:
@@ -172,7 +174,9 @@ def _drop_capabilities() -> int:
 
 
 def limit_resources(host_memory_bytes: int) -> None:
-    """Per-process limits. `host_memory_bytes` bounds the address space and must be 0 for CUDA, which reserves terabytes."""
+    """Per-process limits. `host_memory_bytes` bounds the address space and must be 0 for CUDA, which reserves
+    terabytes.
+    """
     limits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 1024,

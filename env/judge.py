@@ -98,7 +98,7 @@ class Judge:
         return Session(worker, self.device, self.gate, self.rules.run_timeout_s, self.rules.compile_timeout_s)
 
     def _seed(self, problem: Problem, what: str) -> int:
-        """A seed that nobody outside can guess and that is the same for equal secrets: candidates can't tune to inputs."""
+        """A seed that nobody outside can guess, the same for equal secrets: candidates can't tune to inputs."""
         digest = hashlib.sha256(f"{self.secret}:{problem.sha256}:{what}".encode()).digest()
         return int.from_bytes(digest[:6], "little")
 
@@ -116,7 +116,9 @@ class Judge:
         self.references[problem.sha256] = found
         return found
 
-    def _trial(self, problem: Problem, reference: _Reference, what: str, train: bool = True, grad: bool = False) -> Trial:
+    def _trial(
+        self, problem: Problem, reference: _Reference, what: str, train: bool = True, grad: bool = False
+    ) -> Trial:
         """Inputs of that name and what the reference makes of them. Made when needed, since a set may be gigabytes."""
         with self._as_problem_error(problem):
             return reference.trial(self._seed(problem, what), train, grad)
@@ -131,7 +133,9 @@ class Judge:
     def judge(self, problem: Problem, source: str) -> Verdict:
         """Reach a verdict on a candidate's source. Never raises for anything that foreign code does."""
         cost: dict[str, float] = {}
-        verdict = Verdict(status="infra_error", device=self.device, problem_sha256=problem.sha256, candidate_sha256=sha256(source))
+        verdict = Verdict(
+            status="infra_error", device=self.device, problem_sha256=problem.sha256, candidate_sha256=sha256(source)
+        )
         verdict.time_kind = "eager" if self.device == "cuda" else "modelled"
         started = time.monotonic()
         try:
@@ -185,7 +189,9 @@ class Judge:
         except ForeignError as error:
             self._forget(problem)
             if error.kind == "oom":
-                raise Rejected("infra_error", f"too big here: the reference ran out of memory ({error.message})") from error
+                raise Rejected(
+                    "infra_error", f"too big here: the reference ran out of memory ({error.message})"
+                ) from error
             lines = "; ".join(error.lines)
             raise Rejected("problem_error", f"the reference failed: {error.message} {lines}".strip()) from error
         except (WorkerDied, WorkerTimeout) as error:
@@ -193,7 +199,9 @@ class Judge:
             status = "infra_error" if _is_ours(error) else "problem_error"
             raise Rejected(status, f"the reference failed: {error}") from error
 
-    def _load(self, problem: Problem, source: str, session: Session, reference: _Reference, knockout: bool = False) -> None:
+    def _load(
+        self, problem: Problem, source: str, session: Session, reference: _Reference, knockout: bool = False
+    ) -> None:
         name = f"{problem.entry_point}New"
         session.load(source, name, "candidate", knockout)
         session.build(name, reference.init_layout, reference.weights_seed)
@@ -210,7 +218,9 @@ class Judge:
         if result.match:
             for index, (mine, theirs) in enumerate(zip(trial.outputs.mutated, outputs.mutated)):
                 if theirs and not mine:
-                    return outputs, Comparison(False, f"forward() overwrites input tensor {index}, which the reference leaves alone")
+                    return outputs, Comparison(
+                        False, f"forward() overwrites input tensor {index}, which the reference leaves alone"
+                    )
         return outputs, result
 
     def _check_trials(self, problem: Problem, reference: _Reference, session: Session, verdict: Verdict) -> None:
@@ -234,7 +244,11 @@ class Judge:
         for mode, launches in verdict.evidence["launches"].items():
             if not any(row["own"] for row in launches):
                 defined = verdict.evidence["kernels_defined"]
-                what = f"the kernels {', '.join(defined)} are never launched" if defined else "no Triton kernel is launched"
+                what = (
+                    f"the kernels {', '.join(defined)} are never launched"
+                    if defined
+                    else "no Triton kernel is launched"
+                )
                 raise Rejected("hack", f"{what} in {mode} mode", rule="no_own_launch", mode=mode)
 
     def _check_effect(self, problem: Problem, source: str, reference: _Reference, verdict: Verdict) -> None:
@@ -256,7 +270,8 @@ class Judge:
         if result.match:
             raise Rejected(
                 "hack",
-                "the output stays the same when the Triton kernels' stores are taken out: the kernels do no work that matters",
+                "the output stays the same when the Triton kernels' stores are taken out: "
+                "the kernels do no work that matters",
                 rule="no_effect",
                 launched=launched,
             )
@@ -307,7 +322,9 @@ class Judge:
                         blocks[side].append(_times(outputs))
             session.set_inputs(trial.layout, trial.inputs)
             session.synchronise()
-            rows = valid_rows(session.ask("profile", self.rules.run_timeout_s, layout=trial.layout, train=True, seed=0).get("rows"))
+            rows = valid_rows(
+                session.ask("profile", self.rules.run_timeout_s, layout=trial.layout, train=True, seed=0).get("rows")
+            )
         ratio = profiling_ratio(rows)
         if ratio is None:
             raise Rejected("infra_error", "not measured: the profiler recorded no device activity")
@@ -353,7 +370,8 @@ def _launches(facts: dict[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ProtocolError("a launch log that isn't one")
     return [
-        {"name": str(row.get("name"))[:80], "own": row.get("own") is True, "count": int(row.get("count", 0))} for row in rows[:64]
+        {"name": str(row.get("name"))[:80], "own": row.get("own") is True, "count": int(row.get("count", 0))}
+        for row in rows[:64]
     ]
 
 

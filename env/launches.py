@@ -1,8 +1,9 @@
 """Which Triton kernels really run, and what happens when their effect is taken away.
 
-Runs in the worker, bound before foreign code comes in. A kernel is the candidate's own where its function was compiled from
-the candidate's file: identity, never a name. Knock-out removes the stores and atomics of own kernels (on a GPU when Triton
-builds the kernel, on the CPU in the interpreter): where the output then stays the same, the kernels do nothing that matters.
+Runs in the worker, bound before foreign code comes in. A kernel is the candidate's own where its function was compiled
+from the candidate's file: identity, never a name. Knock-out removes the stores and atomics of own kernels (on a GPU
+when Triton builds the kernel, on the CPU in the interpreter): where the output then stays the same, the kernels do
+nothing that matters.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def _refuse_bf16(args: tuple, kwargs: dict) -> None:
 
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
-            raise NotImplementedError("bfloat16 tensors can't be judged on the CPU: Triton's interpreter computes them wrongly")
+            raise NotImplementedError(
+                "bfloat16 tensors can't be judged on the CPU: Triton's interpreter computes them wrongly"
+            )
 
 
 def install(log: LaunchLog, device: str) -> None:

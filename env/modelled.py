@@ -22,8 +22,8 @@ LAUNCH_US = 2.0
 
 # Operators that move nothing though their schema doesn't say so.
 _FREE = {
-    "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided", "aten::set_",
-    "aten::_unsafe_view", "aten::_reshape_alias", "aten::resize_", "aten::lift_fresh", "aten::alias",
+    "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided",
+    "aten::set_", "aten::_unsafe_view", "aten::_reshape_alias", "aten::resize_", "aten::lift_fresh", "aten::alias",
 }  # fmt: skip
 # Operators that overwrite their first argument without reading it.
 _WRITE_ONLY = {"aten::fill_", "aten::zero_", "aten::copy_", "aten::normal_", "aten::uniform_", "aten::bernoulli_"}
@@ -35,7 +35,7 @@ def modelled_us(bytes_moved: float, launches: int) -> float:
 
 
 def floor_us(output_bytes: int) -> float:
-    """No candidate is faster than one launch that writes the output: what a worker claims below this is not believed."""
+    """No candidate is faster than one launch that writes the output: a claim below this is not believed."""
     return modelled_us(output_bytes, 1)
 
 
@@ -50,7 +50,9 @@ def _written_only(schema: Any) -> set[str]:
 
 
 class TrafficCounter(TorchDispatchMode):
-    """Counts traffic of a forward pass: ATen operators as they are dispatched, Triton kernels through `interpreter_traffic`."""
+    """Counts traffic of a forward pass: ATen operators as they are dispatched, Triton kernels through
+    `interpreter_traffic`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +96,13 @@ class TrafficCounter(TorchDispatchMode):
     def table(self) -> list[dict[str, Any]]:
         """[{name, own, count, bytes, time_us}], the longest first."""
         rows = [
-            {"name": name, "own": own, "count": int(count), "bytes": int(moved), "time_us": modelled_us(moved, int(count))}
+            {
+                "name": name,
+                "own": own,
+                "count": int(count),
+                "bytes": int(moved),
+                "time_us": modelled_us(moved, int(count)),
+            }
             for (name, own), (count, moved) in self.rows.items()
         ]
         return sorted(rows, key=lambda row: (-row["time_us"], row["name"]))

@@ -34,7 +34,9 @@ def load_folder(path: str | Path) -> list[Problem]:
     """All .py files below a folder, in the order of their numbers. Raises ProblemError naming what is wrong."""
     root = Path(path)
     if not root.is_dir():
-        raise ProblemError(f"{root}: no such folder; point problems.path (or KERNELBENCH_DIR) at the folder of .py files")
+        raise ProblemError(
+            f"{root}: no such folder; point problems.path (or KERNELBENCH_DIR) at the folder of .py files"
+        )
     files = sorted(root.rglob("*.py"), key=_natural)
     if not files:
         raise ProblemError(f"{root}: holds no .py files")

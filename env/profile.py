@@ -1,7 +1,7 @@
 """The kernel table of a forward pass on a GPU, with the candidate's own kernels told apart.
 
-Runs in the worker. A device activity is an own kernel where its correlation id belongs to a driver call made while one of
-the candidate's own Triton functions was being launched: never a matter of names.
+Runs in the worker. A device activity is an own kernel where its correlation id belongs to a driver call made while one
+of the candidate's own Triton functions was being launched: never a matter of names.
 """
 
 from __future__ import annotations

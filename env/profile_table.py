@@ -22,7 +22,9 @@ def valid_rows(rows: Any) -> list[dict[str, Any]]:
         time_us = float(row["time_us"])
         if math.isfinite(time_us) and time_us >= 0:
             count = row.get("count") if isinstance(row.get("count"), int) else 0
-            table.append({"name": str(row.get("name"))[:120], "own": row.get("own") is True, "count": count, "time_us": time_us})
+            table.append(
+                {"name": str(row.get("name"))[:120], "own": row.get("own") is True, "count": count, "time_us": time_us}
+            )
     return table
 
 

@@ -1,4 +1,4 @@
-"""What a verdict rests on: how many trials, how much time. Runs everywhere; values are the paper's where it names them."""
+"""What a verdict rests on: how many trials, how much time. Runs everywhere; the paper's values where it names them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rules:
-    """trials: correctness trials in train mode (eval mode and gradients on come on top). spares: workers kept warm a lane."""
+    """trials: correctness trials in train mode (eval mode and gradients on come on top). spares: workers kept warm a
+    lane.
+    """
 
     trials: int = 5
     compile_timeout_s: float = 60.0

@@ -1,7 +1,7 @@
 """The loop inside a worker: load a module, make inputs, run it, time it, profile it, and report facts.
 
-Runs in the sandboxed process, together with foreign code; every function it needs is bound before that code comes in. It
-decides nothing: outputs go into a buffer that the judge owns, times and launches are claims that the judge checks.
+Runs in the sandboxed process, together with foreign code; every function it needs is bound before that code comes in.
+It decides nothing: outputs go into a buffer that the judge owns, times and launches are claims that the judge checks.
 Loaded by the fork server before forking (`preload`), so that a worker starts in milliseconds.
 """
 
@@ -28,18 +28,18 @@ MAX_CACHED_BYTES = 2 << 30
 
 def preload(device: str) -> None:
     """Import what workers need, once, in the fork server. No torch operator may run here."""
-    import torch._dynamo  # noqa: F401  (its import replaces torch.manual_seed: before any foreign code, not after)
+    import torch._dynamo  # (its import replaces torch.manual_seed: before any foreign code, not after)
     import torch.utils.deterministic
     import triton
-    import triton.language  # noqa: F401
+    import triton.language
 
     _preload_lazy_imports()
 
     if device == "cuda":
-        import torch.profiler
-        import triton.compiler
+        import torch.profiler  # noqa: F401
+        import triton.compiler  # noqa: F401
     else:
-        import env.modelled
+        import env.modelled  # noqa: F401
         from env import interpreter
 
         interpreter.prepare()
@@ -65,7 +65,7 @@ def _cut(text: str) -> str:
 
 
 def _blame(error: BaseException, phase: str, path: str) -> dict[str, Any]:
-    """An exception as facts: what kind of failure, the message, and the traceback's lines in the candidate's own file."""
+    """An exception as facts: the kind of failure, the message, the traceback's lines in the candidate's own file."""
     chain, seen = [], error
     while seen is not None and len(chain) < 8:
         chain.append(seen)
@@ -207,7 +207,9 @@ class Runner:
         return {"ok": True}
 
     def _give_back_memory(self) -> None:
-        """Wait for the device; return large caches to it, since up to four processes hold copies of a problem's tensors."""
+        """Wait for the device; return large caches to it, since up to four processes hold copies of a problem's
+        tensors.
+        """
         self._synchronise()
         if self.device == "cuda" and torch.cuda.memory_reserved() > MAX_CACHED_BYTES:
             torch.cuda.empty_cache()
@@ -229,7 +231,7 @@ class Runner:
         torch.manual_seed(request["seed"])
 
     def _hold_outputs(self, outputs: Any) -> dict:
-        """Copy the outputs to the judge's buffer where they fit. What doesn't fit is wrong: the judge knows the size."""
+        """Copy the outputs to the judge's buffer where they fit. What doesn't is wrong: the judge knows the size."""
         layout, held, nbytes = tensors.plan(outputs, keep_strides=False)
         self.held["outputs"] = (layout, held)
         buffer = self.buffers.get("outputs")
@@ -252,7 +254,9 @@ class Runner:
         return {"ok": True, **facts, "launches": self.log.summary()}
 
     def op_time(self, request: dict) -> dict:
-        """Times on a GPU by CUDA events (`env.timing`), on the CPU modelled ones; the last call's outputs are handed over."""
+        """Times on a GPU by CUDA events (`env.timing`), on the CPU modelled ones; the last call's outputs are handed
+        over.
+        """
         arguments = self._arguments(request)
         self._reset(request)
         self.log.clear()

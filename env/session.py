@@ -62,7 +62,15 @@ class Session:
 
     def load(self, source: str, name: str, module: str, knockout: bool = False) -> None:
         path = f"{self.worker.scratch}/{module}.py"
-        self.ask("load", self.compile_timeout_s, source=source, path=path, module=module, knockout=knockout, **{"class": name})
+        self.ask(
+            "load",
+            self.compile_timeout_s,
+            source=source,
+            path=path,
+            module=module,
+            knockout=knockout,
+            **{"class": name},
+        )
 
     def init_inputs(self) -> dict[str, Any]:
         layout = self.ask("init_inputs", self.run_timeout_s)["layout"]
@@ -108,7 +116,7 @@ class Session:
             self.synchronise()
 
     def call(self, op: str, expected_bytes: int = 0, **request: Any) -> Outputs:
-        """Run `run` or `time` on the inputs that were set. `expected_bytes`: size of the reference's outputs, if known."""
+        """Run `run` or `time` on the inputs that were set. `expected_bytes`: bytes of the reference's outputs."""
         if expected_bytes:
             # NaN in every float: an output that was never written, or written too late, can't look right.
             buffer = self.buffer("outputs", expected_bytes)

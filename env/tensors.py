@@ -1,8 +1,8 @@
 """Python trees of tensors laid out in one flat byte buffer, and back.
 
-Runs in the judge and in the workers: it is how inputs, weights and outputs cross between processes that don't trust each
-other. A layout is plain JSON; the bytes are in a buffer that the judge owns. A layout that comes from a worker is checked
-against the buffer's size before anything is read (`check_layout`).
+Runs in the judge and in the workers: it is how inputs, weights and outputs cross between processes that don't trust
+each other. A layout is plain JSON; the bytes are in a buffer that the judge owns. A layout that comes from a worker is
+checked against the buffer's size before anything is read (`check_layout`).
 """
 
 from __future__ import annotations
@@ -57,10 +57,20 @@ class _Planner:
         if isinstance(value, dict):
             if not all(isinstance(key, str) for key in value):
                 raise LayoutError("a dict whose keys are not all strings")
-            return {"kind": "dict", "keys": list(value), "items": [self.node(item, depth + 1) for item in value.values()]}
+            return {
+                "kind": "dict",
+                "keys": list(value),
+                "items": [self.node(item, depth + 1) for item in value.values()],
+            }
         if value is None or isinstance(value, (bool, int, float, str)):
-            return {"kind": "value", "value": repr(value) if isinstance(value, float) else value, "type": type(value).__name__}
-        raise LayoutError(f"a value of type {type(value).__name__}: only tensors, numbers, strings, lists, tuples and dicts")
+            return {
+                "kind": "value",
+                "value": repr(value) if isinstance(value, float) else value,
+                "type": type(value).__name__,
+            }
+        raise LayoutError(
+            f"a value of type {type(value).__name__}: only tensors, numbers, strings, lists, tuples and dicts"
+        )
 
     def tensor(self, value: torch.Tensor) -> dict[str, Any]:
         dtype = str(value.dtype).removeprefix("torch.")
@@ -69,7 +79,14 @@ class _Planner:
         shape = list(value.shape)
         stride = list(value.stride()) if self.keep_strides else list(torch.empty(shape, device="meta").stride())
         nbytes = _extent(shape, stride) * value.element_size()
-        node = {"kind": "tensor", "dtype": dtype, "shape": shape, "stride": stride, "offset": self.offset, "nbytes": nbytes}
+        node = {
+            "kind": "tensor",
+            "dtype": dtype,
+            "shape": shape,
+            "stride": stride,
+            "offset": self.offset,
+            "nbytes": nbytes,
+        }
         node["device"] = value.device.type
         self.offset += -(-nbytes // ALIGN) * ALIGN
         self.tensors.append(value)
@@ -79,8 +96,8 @@ class _Planner:
 def plan(tree: Any, keep_strides: bool) -> tuple[dict[str, Any], list[torch.Tensor], int]:
     """Layout of a tree: (JSON layout, its tensors in layout order, bytes needed).
 
-    keep_strides: inputs keep the strides their author chose; outputs are compared by value and are laid out contiguously.
-    Raises LayoutError for values that can't be passed.
+    keep_strides: inputs keep the strides their author chose; outputs are compared by value and are laid out
+    contiguously. Raises LayoutError for values that can't be passed.
     """
     planner = _Planner(keep_strides)
     layout = planner.node(tree)
@@ -151,7 +168,9 @@ def check_layout(layout: Any, capacity: int, depth: int = 0) -> int:
         items, keys = layout.get("items"), layout.get("keys")
         if not isinstance(items, list):
             raise LayoutError(f"a {kind} without its items")
-        if kind == "dict" and not (isinstance(keys, list) and len(keys) == len(items) and all(type(k) is str for k in keys)):
+        if kind == "dict" and not (
+            isinstance(keys, list) and len(keys) == len(items) and all(type(k) is str for k in keys)
+        ):
             raise LayoutError("a dict without its keys")
         nodes = 1
         for item in items:

@@ -1,7 +1,7 @@
 """How long a forward pass takes, and how sure we are of the ratio of two.
 
-`timed_calls` runs in the workers (a claim), `interval` in the judge. On a GPU: CUDA events around each call, host launch
-included, with a cold L2. On the CPU: modelled times (`env.modelled`).
+`timed_calls` runs in the workers (a claim), `interval` in the judge. On a GPU: CUDA events around each call, host
+launch included, with a cold L2. On the CPU: modelled times (`env.modelled`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def timed_calls(
 def interval(reference_us: list[list[float]], candidate_us: list[list[float]], seed: int) -> dict[str, float]:
     """Speedup = median reference / median candidate over paired blocks, with a 95 % bootstrap interval.
 
-    reference_us, candidate_us: times by block, in microseconds; block i of both was measured next to each other, so that
-    blocks are drawn in pairs (a drift of the clock then cancels) and calls within a block with replacement.
+    reference_us, candidate_us: times by block, in microseconds; block i of both was measured next to each other, so
+    that blocks are drawn in pairs (a drift of the clock then cancels) and calls within a block with replacement.
     """
     if len(reference_us) != len(candidate_us) or not reference_us:
         raise ValueError("the reference and the candidate need the same number of blocks, at least one")
@@ -61,7 +61,10 @@ def interval(reference_us: list[list[float]], candidate_us: list[list[float]], s
     for _ in range(BOOTSTRAP_DRAWS):
         chosen = rng.integers(len(reference), size=len(reference))
         ratios.append(resample(reference, chosen) / resample(candidate, chosen))
-    reference_median, candidate_median = float(np.median(np.concatenate(reference))), float(np.median(np.concatenate(candidate)))
+    reference_median, candidate_median = (
+        float(np.median(np.concatenate(reference))),
+        float(np.median(np.concatenate(candidate))),
+    )
     low, high = np.quantile(ratios, [0.025, 0.975])
     speedup = reference_median / candidate_median
     return {

@@ -1,7 +1,8 @@
 """The judge's handles on its fork server and on the workers it forks.
 
 Runs in the judge. A worker is asked one thing at a time with a deadline; whatever it answers is a claim. `Worker.end`
-leaves nothing behind: the PID namespace (or the process group and all descendants) is killed and its scratch is removed.
+leaves nothing behind: the PID namespace (or the process group and all descendants) is killed and its scratch is
+removed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from env.wire import Wire, WireError, WireTimeout
 
 ROOT = Path(__file__).resolve().parent.parent
 # What a worker may know of this machine: no tokens, no user, no settings of ours.
-_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "PYTHONPATH")
+_PASSED_ON = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "LANG",
+    "CUDA_HOME",
+    "CUDA_VISIBLE_DEVICES",
+    "OPENBLAS_CORETYPE",
+    "OPENBLAS_L2_SIZE",
+    "PYTHONPATH",
+)
 CPU_ADDRESS_SPACE = 24 << 30
 
 
@@ -49,8 +59,9 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         environment.update(
-            HOME=str(self.home), OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1",
-            TRITON_F32_DEFAULT="ieee", TORCHDYNAMO_DISABLE="1", HF_HUB_OFFLINE="1", PYTHONHASHSEED="0",
+            HOME=str(self.home), OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1",
+            PYTHONDONTWRITEBYTECODE="1", TRITON_F32_DEFAULT="ieee",
+            TORCHDYNAMO_DISABLE="1", HF_HUB_OFFLINE="1", PYTHONHASHSEED="0",
             TRITON_CACHE_DIR=str(self.home), TORCHINDUCTOR_CACHE_DIR=str(self.home), CUDA_MODULE_LOADING="LAZY",
         )  # fmt: skip
         environment["TRITON_INTERPRET"] = "0" if device == "cuda" else "1"
@@ -172,7 +183,9 @@ class Worker:
         return not self.ended and _alive(self.pid)
 
     def end(self) -> int | None:
-        """Kill the worker and everything it started, reap it, remove its scratch. Returns its exit code, None if unknown."""
+        """Kill the worker and everything it started, reap it, remove its scratch. Returns its exit code, None if
+        unknown.
+        """
         if self.ended:
             return None
         self.ended = True
