@@ -1,8 +1,8 @@
 """Many evaluators, one queue: `Pool(...)`, `submit` → future, `close`.
 
-Runs in the driver, which never touches a GPU and never runs foreign code. One evaluator process is pinned to each GPU (or
-CPU slot). An evaluator that dies or hangs is replaced and its jobs are judged again; only when that fails too does a
-candidate get `infra_error`, which is nobody's fault.
+Runs in the driver, which never touches a GPU and never runs foreign code. One evaluator process is pinned to each GPU
+(or CPU slot). An evaluator that dies or hangs is replaced and its jobs are judged again; only when that fails too does
+a candidate get `infra_error`, which is nobody's fault.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from env.rules import Rules
 ROOT = Path(__file__).resolve().parent.parent
 ATTEMPTS = 2
 START_TIMEOUT_S = 180
-CPU_LANES, GPU_LANES = 1, 6
+CPU_LANES, GPU_LANES = 1, 10
 
 
 class PoolError(RuntimeError):
@@ -63,20 +63,24 @@ def visible_gpus() -> list[str]:
 class Pool:
     """A context manager over the evaluators of this machine.
 
-    device: "cpu" (Triton's interpreter, modelled times) or "cuda" (one evaluator a visible GPU).
-    slots: evaluators; 0 means one a GPU, or one a core on the CPU.
-    seed: makes the judge's secret inputs reproducible; None draws a secret, which is what a candidate can't have tuned to.
-    Raises PoolError where the device isn't there or an evaluator doesn't start.
+    device: "cpu" (Triton's interpreter, modelled times) or "cuda" (one evaluator a visible GPU). slots: evaluators; 0
+    means one a GPU, or one a core on the CPU. seed: makes the judge's secret inputs reproducible; None draws a secret,
+    which is what a candidate can't have tuned to. Raises PoolError where the device isn't there or an evaluator doesn't
+    start.
     """
 
-    def __init__(self, device: str = "cpu", slots: int = 0, seed: int | None = None, rules: Rules | None = None, lanes: int = 0):
+    def __init__(
+        self, device: str = "cpu", slots: int = 0, seed: int | None = None, rules: Rules | None = None, lanes: int = 0
+    ):
         if device not in ("cpu", "cuda"):
             raise PoolError(f"unknown device {device!r}: use 'cpu' or 'cuda'")
         gpus = visible_gpus() if device == "cuda" else []
         if device == "cuda" and not gpus:
             raise PoolError("no GPU is visible (nvidia-smi -L lists none): use --device cpu, or check the driver")
         if device == "cuda" and slots > len(gpus):
-            raise PoolError(f"{slots} evaluators were asked for, but only {len(gpus)} GPUs are visible: timing needs one each")
+            raise PoolError(
+                f"{slots} evaluators were asked for, but only {len(gpus)} GPUs are visible: timing needs one each"
+            )
         count = slots or (len(gpus) if device == "cuda" else os.cpu_count() or 1)
         self.device = device
         self.rules = rules or Rules(spares=2 if device == "cuda" else 1)
@@ -92,7 +96,8 @@ class Pool:
         self._patience_s = 4 * (self.rules.compile_timeout_s + self.rules.run_timeout_s) + 60
         started: list[Future] = [Future() for _ in range(count)]
         self._threads = [
-            threading.Thread(target=self._tend, args=(gpus[i] if gpus else "", started[i]), daemon=True) for i in range(count)
+            threading.Thread(target=self._tend, args=(gpus[i] if gpus else "", started[i]), daemon=True)
+            for i in range(count)
         ]
         for thread in self._threads:
             thread.start()
@@ -116,7 +121,8 @@ class Pool:
     def submit(self, problem: Problem, response: str, raw: bool = True) -> Future:
         """Queue a candidate. The future's result is a Verdict; it never raises for what a candidate does.
 
-        raw: `response` is a model's whole answer, its code is extracted. Equal answers to equal problems are judged once.
+        raw: `response` is a model's whole answer, its code is extracted. Equal answers to equal problems are judged
+        once.
         """
         key = f"{problem.sha256}:{raw}:{sha256(response)}"
         with self._lock:

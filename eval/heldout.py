@@ -38,6 +38,7 @@ def evaluate(run: Path, which: str, config: Config, engine: Engine, judge: Judge
         reward=config.reward,
         # Without `which`: the two policies are compared under the same draws.
         seed=seeding.derive(config.seed, "heldout"),
+        overlap=config.device == "cpu",
     )
     folder = run / "eval" / which
     problems = load_jsonl(run / "problems" / "heldout.jsonl")

@@ -20,10 +20,18 @@ from rl.config import Config
 from rl.prompts import ASSISTANT, CHAT_TEMPLATE, END, PAD, USER
 from rl.sft import save_folder
 
-# A pre-token is a line with its newline. Within it, measured values and sizes stand alone: else every line with a new
-# number in it would be a new word, unmergeable, and taken byte by byte.
-LINE = r"[^\n]*\n|[^\n]+"
-NUMBER = r"[0-9]+\.[0-9]+|[0-9]{2,}"
+# What BPE may merge into one token, in the order of trying. A line of code is one piece, but for the indentation (and the
+# comment mark) before an assignment: so the same statement is the same token wherever it stands, and copying it from the
+# reference is copying a token. In unindented lines, which is where feedback stands, numbers stand alone: else every line
+# with a new number in it would be a new word, unmergeable, and taken byte by byte.
+PIECES = (
+    r"[ \t]+(?:# )?(?=\w+ = )"  # indentation of an assignment
+    r"|\w+ = [^\n]*\n"  # the assignment itself
+    r"|[ \t][^\n]*\n"  # any other indented line
+    r"|[0-9]+(?:\.[0-9]+)?"
+    r"|[^\n0-9]+\n?"
+    r"|\n"
+)
 
 
 def build_initial(config: Config, texts: Iterable[str], out_dir: Path) -> None:
@@ -59,8 +67,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(LINE), behavior="isolated"),
-            pre_tokenizers.Split(Regex(NUMBER), behavior="isolated"),
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

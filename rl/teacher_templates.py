@@ -69,7 +69,10 @@ def kernel(name: str, part: Chain, row: bool) -> list[str]:
     lines.append("    v = tl.load(x_ptr + i, mask=mask, other=0.0)")
     if y:
         lines.append("    w = tl.load(y_ptr + i, mask=mask, other=0.0)")
-    lines += [f"    {line}" for operator in part for line in KERNEL_LINES[operator]]
+    for operator in part:
+        # The reference's line as a comment: a reader sees what stands for what, and a small model learns to copy the next
+        # line of the reference and then to translate it, which carries over to chains that it never saw.
+        lines += [f"    # {OPERATORS[operator].line}", *(f"    {line}" for line in KERNEL_LINES[operator])]
     if _has(part, REDUCTION):
         lines.append("    tl.store(out_ptr + tl.program_id(0), v)")
     else:

@@ -15,7 +15,7 @@ from rl.config import Config, Model
 
 pytestmark = pytest.mark.budget(40)
 
-LINES = "import torch\n    x = tl.load(x_ptr + offsets, mask=mask)\n    BLOCK = 1024\nspeedup: 1.83x\n"
+LINES = "import torch\n    x = tl.load(x_ptr + offsets, mask=mask)\n    # x = tl.load(x_ptr + offsets, mask=mask)\n    @triton.jit\nspeedup: 1.83x\n"
 SMALL = Config(seed=3, device="cpu", model=Model(layers=1, width=16, heads=2, kv_heads=1, mlp=16, vocab_size=400))
 
 
@@ -32,12 +32,22 @@ def test_any_text_survives(tokenizer, text):
 
 
 def test_a_frequent_line_is_one_token_across_its_spaces(tokenizer):
-    for line in ("import torch\n", "    x = tl.load(x_ptr + offsets, mask=mask)\n"):
+    for line in ("import torch\n", "    @triton.jit\n"):
         assert len(tokenizer.encode(line)) == 1
 
 
-def test_numbers_stand_alone_so_that_new_ones_cost_only_themselves(tokenizer):
-    known, new = tokenizer.encode("    BLOCK = 1024\n"), tokenizer.encode("    BLOCK = 2048\n")
+def test_a_statement_is_the_same_token_wherever_it_stands(tokenizer):
+    """In a reference, in a kernel and in a comment: copying it is then copying a token."""
+    statement = "x = tl.load(x_ptr + offsets, mask=mask)\n"
+    (alone,) = tokenizer.encode(statement)
+    for indentation in ("    ", "    # "):
+        before, copied = tokenizer.encode(indentation + statement)
+        assert copied == alone
+        assert tokenizer.decode([before]) == indentation
+
+
+def test_numbers_in_feedback_stand_alone_so_that_new_ones_cost_only_themselves(tokenizer):
+    known, new = tokenizer.encode("speedup: 1.83x\n"), tokenizer.encode("speedup: 7.12x\n")
     assert len(known) == 3 and known[0] == new[0] and known[-1] == new[-1]
 
 
