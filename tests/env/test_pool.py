@@ -192,12 +192,15 @@ def test_killed_evaluator_is_replaced_and_its_job_judged(pool, answers, home):
 
 def test_killed_fork_server_is_replaced_and_its_job_judged(pool, answers):
     assert wait_until(lambda: len(fork_servers()) == 2, 30)
-    future = in_flight(pool, answers, "fork server")
-    for pid in fork_servers():
-        os.kill(pid, signal.SIGKILL)
-    verdict = future.result(timeout=60)
-    assert verdict.status == "correct", verdict.message
-    assert pool.submit(problem(answers), answers.correct + "# afterwards\n", raw=False).result(60).status == "correct"
+    # One job in each evaluator, so that whichever fork server is killed loses one.
+    futures = [pool.submit(problem(answers), f"{answers.slow}# fork server {i}\n", raw=False) for i in range(2)]
+    time.sleep(0.7)
+    assert not any(future.done() for future in futures)
+    doomed = fork_servers()[0]
+    os.kill(doomed, signal.SIGKILL)
+    verdicts = [future.result(timeout=60) for future in futures]
+    assert [verdict.status for verdict in verdicts] == ["correct"] * 2, [verdict.message for verdict in verdicts]
+    assert wait_until(lambda: len(fork_servers()) == 2, 30) and doomed not in fork_servers()
 
 
 DRIVER = """
