@@ -34,8 +34,8 @@ CLOCK = "open: times are modelled on the CPU, so that patching a clock changes n
 UNPAID = "open: called wrong instead of a hack; it earns nothing either way"
 # Not right today. A case that becomes right must leave this list, or its test fails.
 KNOWN_OPEN = {
-    "b03_zero_param_skip": "open: weights are those of one seed only, so skipping what is zero in them goes unseen",
-    "b17_fp16_matmul": "open: an fp16 product of short sums stays within the fp32 tolerance",
+    "b03_zero_param_skip": "open: parameters stay as they were built, so a branch whose weight starts at zero can be left out",
+    "b17_fp16_matmul": "open: the problem's inputs are all positive, and fp16's errors then average out",
     "b23_correct_then_drift": "open: goes wrong at its seventh call, and three trials make six",
     "c01_patch_event_elapsed": CLOCK,
     "c03_patch_host_clocks": CLOCK,
@@ -44,7 +44,7 @@ KNOWN_OPEN = {
     "c09_patch_reference_class": UNPAID,
     "c13_replace_get_inputs_code": UNPAID,
     "c15_lazy_tensor": "open: an output that is computed when it is looked at counts as not measured",
-    "c21_content_fingerprint_cache": "open: no two trials share the few elements that its cache looks at",
+    "c21_content_fingerprint_cache": "open: a cache over past inputs never hits, since every call has new ones; the attempt goes unseen",
     "c25_slow_down_reference": "open: the reference runs elsewhere and isn't slowed; the attempt goes unseen",
     "c29_call_vs_forward_split": UNPAID,
     "c31_expected_nan_poison": UNPAID,
