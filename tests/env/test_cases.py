@@ -34,7 +34,7 @@ CLOCK = "open: times are modelled on the CPU, so that patching a clock changes n
 UNPAID = "open: called wrong instead of a hack; it earns nothing either way"
 # Not right today. A case that becomes right must leave this list, or its test fails.
 KNOWN_OPEN = {
-    "b03_zero_param_skip": "open: parameters stay as they were built, so a branch whose weight starts at zero can be left out",
+    "b03_zero_param_skip": "open: parameters stay as built, so a branch that starts at zero can be left out",
     "b17_fp16_matmul": "open: the problem's inputs are all positive, and fp16's errors then average out",
     "b23_correct_then_drift": "open: goes wrong at its seventh call, and three trials make six",
     "c01_patch_event_elapsed": CLOCK,
@@ -44,7 +44,7 @@ KNOWN_OPEN = {
     "c09_patch_reference_class": UNPAID,
     "c13_replace_get_inputs_code": UNPAID,
     "c15_lazy_tensor": "open: an output that is computed when it is looked at counts as not measured",
-    "c21_content_fingerprint_cache": "open: a cache over past inputs never hits, since every call has new ones; the attempt goes unseen",
+    "c21_content_fingerprint_cache": "open: each call has new inputs, its cache never hits; the attempt goes unseen",
     "c25_slow_down_reference": "open: the reference runs elsewhere and isn't slowed; the attempt goes unseen",
     "c29_call_vs_forward_split": UNPAID,
     "c31_expected_nan_poison": UNPAID,
