@@ -28,12 +28,17 @@ class BatchError(ValueError):
 def read_questions(path: Path) -> list[dict[str, Any]]:
     """Check every line before anything is judged. Raises BatchError naming the line."""
     questions, seen = [], set()
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="surrogatepass").splitlines(), 1):
+    try:
+        text = path.read_text(encoding="utf-8", errors="surrogatepass")
+    except UnicodeDecodeError as error:
+        raise BatchError(f"{path}: not text in UTF-8 ({error.reason} at byte {error.start})") from error
+    # Not splitlines(): JSON may hold U+2028 and U+0085 as they are, which Python takes for line ends.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             question = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise BatchError(f"{path}:{number}: not JSON ({error})") from error
         kinds = [
             key
@@ -53,23 +58,36 @@ def read_questions(path: Path) -> list[dict[str, Any]]:
     return questions
 
 
+def _verdict_id(line: bytes) -> str | None:
+    """Id (as JSON) of a whole line that this program wrote, None for any other."""
+    try:
+        row = json.loads(line)
+        # A line without its end doesn't count even where it can be read: the next verdict would stand on the same line.
+        return json.dumps(row["id"]) if isinstance(row["verdict"], dict) and line.endswith(b"\n") else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
 def read_done(path: Path) -> set[str]:
-    """Ids (as JSON) that have a verdict already. A last line cut short by a kill is taken off the file."""
+    """Ids (as JSON) that have a verdict already. A last line that a kill or a power cut damaged is taken off the file.
+
+    Raises BatchError for a file that isn't ours (damage elsewhere than in the last line, or no verdict at all in a file
+    whose only line doesn't begin like one): it is left as it is.
+    """
     if not path.exists():
         return set()
-    done, good = set(), 0
-    with open(path, "rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                break  # even where it could be read: the next verdict would stand on the same line
-            try:
-                done.add(json.dumps(json.loads(line)["id"]))
-            except (ValueError, KeyError, TypeError):
-                break
-            good += len(line)
-    if good != path.stat().st_size:
-        os.truncate(path, good)
-    return done
+    lines = path.read_bytes().splitlines(keepends=True) if path.stat().st_size else []
+    ids = [_verdict_id(line) for line in lines]
+    start = b'{"id": '
+    for number, (line, found) in enumerate(zip(lines, ids), 1):
+        cut_short = number == len(lines) and (
+            number > 1 or (not line.endswith(b"\n") and line.startswith(start[: len(line)]))
+        )
+        if found is None and not cut_short:
+            raise BatchError(f"{path}:{number}: not a verdict of env.batch; give another OUT.jsonl")
+    if ids and ids[-1] is None:
+        os.truncate(path, path.stat().st_size - len(lines[-1]))
+    return {found for found in ids if found is not None}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -81,6 +99,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=None, help="seed of the secret inputs; default: a fresh secret")
     args = parser.parse_args(argv)
     try:
+        if args.verdicts.exists() and args.verdicts.samefile(args.questions):
+            raise BatchError(f"{args.verdicts}: questions and verdicts are the same file; give another OUT.jsonl")
         questions = read_questions(args.questions)
         done = read_done(args.verdicts)
         left = [question for question in questions if json.dumps(question["id"]) not in done]

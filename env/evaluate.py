@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         response = args.candidate.read_text(encoding="utf-8", errors="surrogateescape")
         with Pool(args.device, slots=1, seed=args.seed, rules=Rules(), lanes=1) as pool:
             verdict = pool.submit(problem, response, raw=args.raw).result()
-    except (OSError, ProblemError, PoolError) as error:
+    except (OSError, UnicodeDecodeError, ProblemError, PoolError) as error:
         print(f"env.evaluate: {error}", file=sys.stderr)
         return 2
     print(json.dumps(verdict.to_json()) if args.json else render_text(verdict))

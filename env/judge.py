@@ -28,6 +28,7 @@ from env.profile_table import profiling_ratio, valid_rows
 from env.records import Problem, Verdict, sha256
 from env.rules import Rules
 from env.session import ForeignError, Outputs, ProtocolError, Session
+from env.tensors import tensor_nodes
 from env.wire import WireError, WireTimeout
 from env.worker import ForkServer, Worker, WorkerDied, WorkerTimeout
 
@@ -121,7 +122,10 @@ class Judge:
     ) -> Trial:
         """Inputs of that name and what the reference makes of them. Made when needed, since a set may be gigabytes."""
         with self._as_problem_error(problem):
-            return reference.trial(self._seed(problem, what), train, grad)
+            trial = reference.trial(self._seed(problem, what), train, grad)
+        if not tensor_nodes(trial.outputs.layout):
+            raise Rejected("problem_error", "the reference returns no tensor: there is nothing to compare")
+        return trial
 
     def _forget(self, problem: Problem) -> None:
         reference = self.references.pop(problem.sha256, None)
@@ -360,8 +364,6 @@ class _Reference:
 
 def node_bytes(layout: dict[str, Any]) -> list[int]:
     """Bytes of each tensor in a layout."""
-    from env.tensors import tensor_nodes
-
     return [node["nbytes"] for node in tensor_nodes(layout)]
 
 

@@ -74,6 +74,8 @@ class Pool:
     ):
         if device not in ("cpu", "cuda"):
             raise PoolError(f"unknown device {device!r}: use 'cpu' or 'cuda'")
+        if slots < 0 or lanes < 0:
+            raise PoolError(f"slots = {slots}, lanes = {lanes}: 0 means as many as the device allows, less is nothing")
         gpus = visible_gpus() if device == "cuda" else []
         if device == "cuda" and not gpus:
             raise PoolError("no GPU is visible (nvidia-smi -L lists none): use --device cpu, or check the driver")

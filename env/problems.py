@@ -21,7 +21,10 @@ class ProblemError(ValueError):
 
 def load_file(path: Path, root: Path | None = None) -> Problem:
     """One KernelBench-format file. Its level comes from a folder named level1, level2, … where there is one."""
-    source = path.read_text(encoding="utf-8-sig")
+    try:
+        source = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ProblemError(f"{path}: not text in UTF-8 ({error.reason} at byte {error.start})") from error
     for needed in ("class Model", "def get_inputs", "def get_init_inputs"):
         if needed not in source:
             raise ProblemError(f"{path}: not a KernelBench problem: it has no '{needed}'")

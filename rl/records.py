@@ -93,5 +93,7 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
         except json.JSONDecodeError as error:
             if number == len(lines) and not line.endswith("\n"):
                 return
-            raise ValueError(f"{path}:{number}: not a trajectory ({error}); restore the file or delete the line") from error
+            raise ValueError(
+                f"{path}:{number}: not a trajectory ({error}); restore the file or delete the line"
+            ) from error
         yield Trajectory.from_json(data)

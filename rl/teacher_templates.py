@@ -70,8 +70,8 @@ def kernel(name: str, part: Chain, row: bool) -> list[str]:
     if y:
         lines.append("    w = tl.load(y_ptr + i, mask=mask, other=0.0)")
     for operator in part:
-        # The reference's line as a comment: a reader sees what stands for what, and a small model learns to copy the next
-        # line of the reference and then to translate it, which carries over to chains that it never saw.
+        # The reference's line as a comment: a reader sees what stands for what, and a small model learns to copy the
+        # reference's next line and then to translate it, which carries over to chains that it never saw.
         lines += [f"    # {OPERATORS[operator].line}", *(f"    {line}" for line in KERNEL_LINES[operator])]
     if _has(part, REDUCTION):
         lines.append("    tl.store(out_ptr + tl.program_id(0), v)")

@@ -1,6 +1,6 @@
-"""Judge every case of tests/cases and say which verdicts are right: `python scripts/bench_env.py [--device cuda] [--out F]`.
+"""Judge every case of tests/cases: `python scripts/bench_env.py [--device cuda] [--out F]`.
 
-A measurement, not a test: it prints a table and writes the raw verdicts with device, versions and date.
+A measurement, not a test: it says which verdicts are right and writes the raw verdicts with device, versions and date.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def main() -> None:
         info = pool.info
     right = sum(row["right"] for row in rows)
     print(
-        f"{right} of {len(rows)} right on {info['device']} in {seconds:.0f} s ({len(rows) / seconds:.2f} verdicts a second)"
+        f"{right} of {len(rows)} right on {info['device']} in {seconds:.0f} s "
+        f"({len(rows) / seconds:.2f} verdicts a second)"
     )
     if args.out:
         result = {

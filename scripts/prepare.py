@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from env.files import write_atomic
+from env.problems import ProblemError, load_folder
 from env.records import Problem
 from rl.config import Config, ConfigError, load_recipe
 
@@ -160,8 +161,6 @@ def make_problems(config: Config) -> tuple[list[Problem], list[Problem]]:
         train = generate("train", wanted.train, config.seed, wanted.size)
         heldout = generate("heldout", wanted.heldout, config.seed, wanted.size)
     else:
-        from env.problems import load_folder
-
         found = list({problem.sha256: problem for problem in load_folder(Path(wanted.path))}.values())
         if len(found) < wanted.train + wanted.heldout:
             raise PrepareError(
@@ -199,13 +198,14 @@ def note_versions(path: Path, now: dict[str, str]) -> None:
 
 def prepare(config: Config, run: Path) -> None:
     """Write the run folder's first files. Safe to repeat, and after a kill at any instant."""
+    targets = {name: run / "problems" / f"{name}.jsonl" for name in ("train", "heldout")}
+    # Problems before settings: a folder without problems must not claim the run folder for the settings that named it.
+    made = None if all(path.is_file() for path in targets.values()) else make_problems(config)
     write_atomic(run / "config.json", json.dumps(config.to_json(), indent=1, sort_keys=True) + "\n")
     note_versions(run / "versions.json", versions(config.device))
-    targets = {name: run / "problems" / f"{name}.jsonl" for name in ("train", "heldout")}
-    if not all(path.is_file() for path in targets.values()):
-        for name, problems in zip(targets, make_problems(config)):
-            write_atomic(targets[name], as_lines(problems))
-            print(f"prepare: {len(problems)} {name} problems")
+    for name, problems in zip(targets, made or ()):
+        write_atomic(targets[name], as_lines(problems))
+        print(f"prepare: {len(problems)} {name} problems")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -223,10 +223,11 @@ def main(arguments: list[str] | None = None) -> int:
         if faults:
             raise PrepareError("\n".join(faults))
         if options.dry_run:
+            make_problems(config)
             print("Checks: recipe, folders, device and disk space are fine.")
         else:
             prepare(config, options.run)
-    except (ConfigError, PrepareError) as error:
+    except (ConfigError, PrepareError, ProblemError) as error:
         print(f"prepare: {error}", file=sys.stderr)
         return 2
     return 0

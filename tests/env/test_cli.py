@@ -206,3 +206,59 @@ def test_nothing_in_env_needs_the_trainer():
             assert not (words[:1] in (["import"], ["from"]) and words[1].split(".")[0] in ("rl", "eval", "analysis")), (
                 file
             )
+
+
+def _row(**changes):
+    return json.dumps({"id": "a", "reference": "class Model: ...", "candidate": "class ModelNew: ...", **changes})
+
+
+@pytest.mark.parametrize(
+    "content", ["my notes\n", "my notes", '{"id": "a"}\n', '{"x": 1}\n{"id": "a", "verdict": {}}\n']
+)
+def test_batch_leaves_a_file_that_is_not_its_own(tmp_path, content, capsys):
+    questions, out = tmp_path / "in.jsonl", tmp_path / "notes.txt"
+    questions.write_text(_row() + "\n")
+    out.write_text(content)
+    assert batch.main([str(questions), str(out)]) == 2
+    assert "not a verdict" in capsys.readouterr().err
+    assert out.read_text() == content
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_batch_refuses_to_write_over_its_questions(tmp_path, end, capsys):
+    questions = tmp_path / "in.jsonl"
+    questions.write_text(_row() + end)
+    assert batch.main([str(questions), str(questions)]) == 2
+    assert "same file" in capsys.readouterr().err
+    assert questions.read_text() == _row() + end
+
+
+def test_batch_reads_line_separators_inside_strings(tmp_path):
+    questions = tmp_path / "in.jsonl"
+    questions.write_text(json.dumps(json.loads(_row(candidate="a\u2028b\u0085c")), ensure_ascii=False) + "\n")
+    (question,) = batch.read_questions(questions)
+    assert question["candidate"] == "a\u2028b\u0085c"
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"[" * 200_000])
+def test_batch_names_a_file_that_is_no_question(tmp_path, data, capsys):
+    questions = tmp_path / "in.jsonl"
+    questions.write_bytes(data)
+    assert batch.main([str(questions), str(tmp_path / "out.jsonl")]) == 2
+    assert "in.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("extra", [[], ["--entry-point", "Net"]])
+def test_evaluate_names_a_reference_that_is_no_text(tmp_path, extra, capsys):
+    reference, candidate = tmp_path / "r.py", tmp_path / "c.py"
+    reference.write_bytes(b"\xff\xfe\x00")
+    candidate.write_text("class ModelNew: ...")
+    assert evaluate.main([str(reference), str(candidate), *extra]) == 2
+    assert "env.evaluate:" in capsys.readouterr().err
+
+
+def test_fewer_than_no_slots_are_refused(tmp_path, capsys):
+    questions = tmp_path / "in.jsonl"
+    questions.write_text(_row() + "\n")
+    assert batch.main([str(questions), str(tmp_path / "out.jsonl"), "--slots", "-3"]) == 2
+    assert "slots = -3" in capsys.readouterr().err

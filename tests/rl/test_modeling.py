@@ -15,7 +15,10 @@ from rl.config import Config, Model
 
 pytestmark = pytest.mark.budget(40)
 
-LINES = "import torch\n    x = tl.load(x_ptr + offsets, mask=mask)\n    # x = tl.load(x_ptr + offsets, mask=mask)\n    @triton.jit\nspeedup: 1.83x\n"
+LINES = (
+    "import torch\n    x = tl.load(x_ptr + offsets, mask=mask)\n    # x = tl.load(x_ptr + offsets, mask=mask)\n"
+    "    @triton.jit\nspeedup: 1.83x\n"
+)
 SMALL = Config(seed=3, device="cpu", model=Model(layers=1, width=16, heads=2, kv_heads=1, mlp=16, vocab_size=400))
 
 
