@@ -21,8 +21,8 @@ from rl.prompts import ASSISTANT, CHAT_TEMPLATE, END, PAD, USER
 from rl.sft import save_folder
 
 # What BPE may merge into one token, in the order of trying. A line of code is one piece, but for the indentation (and
-# the comment mark) before an assignment: so the same statement is the same token wherever it stands, and copying it from
-# the reference is copying a token. In unindented lines, which is where feedback stands, numbers stand alone: else every
+# the comment mark) before an assignment: so a statement is the same token wherever it stands, and copying it from the
+# reference is copying a token. In unindented lines, which is where feedback stands, numbers stand alone: else every
 # line with a new number in it would be a new word, unmergeable, and taken byte by byte.
 PIECES = (
     r"[ \t]+(?:# )?(?=\w+ = )"  # indentation of an assignment
