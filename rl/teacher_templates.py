@@ -111,7 +111,7 @@ def module(chain: Chain, body: list[str]) -> list[str]:
 def program(*parts: list[str]) -> str:
     """A whole answer's code. F is imported only where it is used."""
     body = [line for part in parts for line in part]
-    uses_functional = any("F." in line for line in body)
+    uses_functional = any("F." in line and not line.lstrip().startswith("#") for line in body)
     imports = [line for line in IMPORTS if uses_functional or "functional" not in line]
     return "\n".join(imports + body)
 

@@ -12,6 +12,7 @@ import pytest
 
 from env.extract import extract_code
 from env.generator import chain_of, generate
+from env.operators import OPERATORS
 from env.pool import Pool
 from env.records import Problem, Verdict
 from env.rules import Rules
@@ -123,9 +124,9 @@ def test_answers_are_short_and_in_few_distinct_lines() -> None:
             assert block.startswith("```python\n") and block.endswith("\n```") and answer.count("```") == 2
             code = block.removeprefix("```python\n").removesuffix("\n```")
             assert extract_code(answer) == code + "\n"
-            assert len(code.split("\n")) <= 28, (kind, problem.id)
+            assert len(code.split("\n")) <= 30, (kind, problem.id)
             distinct.update([sentence, *code.split("\n")])
-    assert len(distinct) < 120
+    assert len(distinct) < 145  # one more an operator than kernels need: its comment
 
 
 def test_every_operator_has_kernel_lines_of_its_own() -> None:
@@ -134,7 +135,7 @@ def test_every_operator_has_kernel_lines_of_its_own() -> None:
         chain = chain_of(problem.source)
         code = ScriptedTeacher().answer("tuned", chain, random.Random(0))
         lines = [line.strip() for line in code.split("\n")]
-        wanted = [line for name in chain for line in KERNEL_LINES[name]]
+        wanted = [line for name in chain for line in (f"# {OPERATORS[name].line}", *KERNEL_LINES[name])]
         start = lines.index(wanted[0])
         assert lines[start : start + len(wanted)] == wanted
 
