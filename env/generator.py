@@ -175,9 +175,9 @@ def _draw(family: str, others: int, rng: random.Random) -> Chain:
 
 def _next_chain(family: str, split: str, used: dict[str, int], taken: set[Chain], rng: random.Random) -> Chain:
     """The one of a few fitting chains that holds the operators used least so far, so that all of them soon occur."""
-    # Short chains, of which a model of two million parameters soon learns how chains are put together. Measured once each,
-    # held-out answers right to the letter (teacher-forced): up to five operators, 240 problems, 29 % after 844 SFT steps;
-    # two or three, 320 problems, 42 % after 895 steps and 79 % after 1076.
+    # Short chains, of which a model of two million parameters soon learns how chains are put together. Measured once
+    # each, held-out answers right to the letter (teacher-forced): up to five operators, 240 problems, 29 % after 844
+    # SFT steps; two or three, 320 problems, 42 % after 895 steps and 79 % after 1076.
     lengths = (2, 3, 3) if family == "elementwise" else (1, 2, 2)
     others = rng.choice(lengths)
     new_pair = split == "heldout" and len(taken) % NEW_PAIR_EVERY == 0
