@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -41,6 +42,15 @@ def _check(result: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
+def _try(layer: Callable[[], None]) -> str:
+    """Set a layer up. Returns "on" or why not."""
+    try:
+        layer()
+        return "on"
+    except OSError as error:
+        return f"off: {error.strerror}"
+
+
 def set_parent_death_signal() -> None:
     """Die with the parent: no worker outlives a killed judge."""
     _check(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
@@ -55,39 +65,31 @@ def unshare_namespaces() -> dict[str, str]:
     """Leave the host's namespaces. The PID namespace acts from the next fork on. Returns {layer: "on" or why not}."""
     report: dict[str, str] = {}
     if os.geteuid() != 0:
-        uid, gid = os.getuid(), os.getgid()
-        try:
-            _check(_LIBC.unshare(_CLONE_NEWUSER))
-            Path("/proc/self/setgroups").write_text("deny")
-            Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-            Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-            report["user namespace"] = "on"
-        except OSError as error:
-            report["user namespace"] = f"off: {error.strerror}"
+        report["user namespace"] = _try(_unshare_user)
     for name, flag in (
         ("mount namespace", _CLONE_NEWNS),
         ("network namespace", _CLONE_NEWNET),
         ("ipc namespace", _CLONE_NEWIPC),
         ("pid namespace", _CLONE_NEWPID),
     ):
-        try:
-            _check(_LIBC.unshare(flag))
-            report[name] = "on"
-        except OSError as error:
-            report[name] = f"off: {error.strerror}"
+        report[name] = _try(lambda flag=flag: _check(_LIBC.unshare(flag)))
     if report["mount namespace"] == "on":
         # Otherwise our mounts below would propagate back to the host.
         _LIBC.mount(None, b"/", None, ctypes.c_ulong(_MS_PRIVATE_REC), None)
     return report
 
 
-def mount_own_proc() -> str:
-    """Show foreign code only its own processes. Needs the new PID and mount namespaces. Returns "on" or why not."""
-    try:
-        _check(_LIBC.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(_MS_NOSUID_NOEXEC_NODEV), None))
-        return "on"
-    except OSError as error:
-        return f"off: {error.strerror}"
+def _unshare_user() -> None:
+    uid, gid = os.getuid(), os.getgid()
+    _check(_LIBC.unshare(_CLONE_NEWUSER))
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+
+
+def _mount_own_proc() -> None:
+    """Show foreign code only its own processes. Needs the new PID and mount namespaces."""
+    _check(_LIBC.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(_MS_NOSUID_NOEXEC_NODEV), None))
 
 
 def seal_mounts(scratch: str) -> dict[str, str]:
@@ -96,14 +98,7 @@ def seal_mounts(scratch: str) -> dict[str, str]:
     What Landlock leaves open: shared memory is a mailbox between one worker and the next (a candidate could learn that
     it is being judged a second time), and modes, times and attributes of files can be changed by their owner anywhere.
     """
-    report = {}
-    for name, action in (("own /dev/shm", _mount_own_shm), ("read-only mounts", lambda: _make_read_only(scratch))):
-        try:
-            action()
-            report[name] = "on"
-        except OSError as error:
-            report[name] = f"off: {error.strerror}"
-    return report
+    return {"own /dev/shm": _try(_mount_own_shm), "read-only mounts": _try(lambda: _make_read_only(scratch))}
 
 
 def _mount_own_shm() -> None:
@@ -155,22 +150,15 @@ def restrict_writes(writable: list[str]) -> str:
 
 def drop_privileges() -> dict[str, str]:
     """No new privileges and no capabilities, for good. Returns {layer: "on" or why not}."""
-    report = {}
-    for name, action in (
-        ("no new privileges", lambda: _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)),
-        ("no capabilities", _drop_capabilities),
-    ):
-        try:
-            _check(action())
-            report[name] = "on"
-        except OSError as error:
-            report[name] = f"off: {error.strerror}"
-    return report
+    return {
+        "no new privileges": _try(lambda: _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))),
+        "no capabilities": _try(_drop_capabilities),
+    }
 
 
-def _drop_capabilities() -> int:
+def _drop_capabilities() -> None:
     header = struct.pack("<Ii", 0x20080522, 0)  # version 3, this thread
-    return _LIBC.syscall(_SYS_CAPSET, header, bytes(24))
+    _check(_LIBC.syscall(_SYS_CAPSET, header, bytes(24)))
 
 
 def limit_resources(host_memory_bytes: int) -> None:
@@ -210,7 +198,7 @@ def apply(scratch: str, namespaces: dict[str, str], host_memory_bytes: int) -> d
     """All layers that act inside the worker, in the order that lets each still be set. Returns the whole report."""
     report = dict(namespaces)
     if namespaces.get("pid namespace") == "on" and namespaces.get("mount namespace") == "on":
-        report["own /proc"] = mount_own_proc()
+        report["own /proc"] = _try(_mount_own_proc)
         if report["own /proc"] == "on":
             report.update(seal_mounts(scratch))
     limit_resources(host_memory_bytes)

@@ -86,11 +86,10 @@ class Judge:
             self.spares.append(worker)
 
     def _take(self) -> Session:
-        worker = self.spares.popleft() if self.spares else None
-        self._refill()
-        if worker is None:
-            worker = self.spares.popleft()
+        if not self.spares:
             self._refill()
+        worker = self.spares.popleft()
+        self._refill()
         reply = worker.collect(self.rules.compile_timeout_s)
         worker.isolation = reply.get("isolation", {})
         if reply.get("ok") is not True:
@@ -297,7 +296,7 @@ class Judge:
         self._check_timed(outputs, result, trial)
         rows = valid_rows(outputs.facts.get("rows"))
         claimed = sum(row["time_us"] for row in rows)
-        floor = modelled.floor_us(sum(node_bytes(trial.outputs.layout)))
+        floor = modelled.floor_us(sum(node["nbytes"] for node in tensor_nodes(trial.outputs.layout)))
         if claimed < 0.999 * floor:
             raise Rejected("infra_error", f"not measured: {claimed:.2f} us is below the floor of {floor:.2f} us")
         verdict.profile, verdict.profiling_ratio = rows, profiling_ratio(rows)
@@ -325,7 +324,6 @@ class Judge:
                         self._check_timed(outputs, result, used)
                         blocks[side].append(_times(outputs))
             session.set_inputs(trial.layout, trial.inputs)
-            session.synchronise()
             rows = valid_rows(
                 session.ask("profile", self.rules.run_timeout_s, layout=trial.layout, train=True, seed=0).get("rows")
             )
@@ -360,11 +358,6 @@ class _Reference:
     def time(self, trial: Trial, calls: int) -> Outputs:
         self.session.set_inputs(trial.layout, trial.inputs)
         return self.session.call("time", train=True, calls=calls, seed=0)
-
-
-def node_bytes(layout: dict[str, Any]) -> list[int]:
-    """Bytes of each tensor in a layout."""
-    return [node["nbytes"] for node in tensor_nodes(layout)]
 
 
 def _launches(facts: dict[str, Any]) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from typing import Any
 from env.evaluator import Job, Setup
 from env.feedback import render
 from env.records import Problem, Verdict, sha256
-from env.rules import Rules
+from env.rules import Rules, spares_for
 
 ROOT = Path(__file__).resolve().parent.parent
 ATTEMPTS = 2
@@ -85,7 +85,7 @@ class Pool:
             )
         count = slots or (len(gpus) if device == "cuda" else os.cpu_count() or 1)
         self.device = device
-        self.rules = rules or Rules(spares=2 if device == "cuda" else 1)
+        self.rules = rules or Rules(spares=spares_for(device))
         self.secret = secrets.randbits(60) if seed is None else seed
         self.lanes = lanes or (GPU_LANES if device == "cuda" else CPU_LANES)
         self.info: dict[str, Any] = {}

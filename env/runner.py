@@ -64,13 +64,13 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT // 2] + "\n...\n" + text[-MAX_TEXT // 2 :]
 
 
-def _blame(error: BaseException, phase: str, path: str) -> dict[str, Any]:
+def _blame(error: BaseException, loading: bool, path: str) -> dict[str, Any]:
     """An exception as facts: the kind of failure, the message, the traceback's lines in the candidate's own file."""
     chain, seen = [], error
     while seen is not None and len(chain) < 8:
         chain.append(seen)
         seen = seen.__cause__ or seen.__context__
-    kind = "compile_error" if phase == "load" else "runtime_error"
+    kind = "compile_error" if loading else "runtime_error"
     for link in chain:
         if isinstance(link, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(link)[:300]:
             kind = "oom"
@@ -85,7 +85,7 @@ def _blame(error: BaseException, phase: str, path: str) -> dict[str, Any]:
             if frame.filename == path:
                 own.append(f"line {frame.lineno}, in {frame.name}: {(frame.line or '').strip()}")
     lines = list(dict.fromkeys(own))[-6:]
-    return {"ok": False, "kind": kind, "message": message, "lines": lines, "phase": phase}
+    return {"ok": False, "kind": kind, "message": message, "lines": lines}
 
 
 class Runner:
@@ -307,6 +307,5 @@ def serve(wire: Wire, device: str, isolation: dict[str, str]) -> None:
             if name == "warm":
                 reply["isolation"] = isolation
         except (KeyboardInterrupt, SystemExit, Exception) as error:
-            phase = {"load": "load", "build": "build"}.get(name, "run")
-            reply = blame(error, phase, runner.path)
+            reply = blame(error, name == "load", runner.path)
         send(reply)

@@ -85,8 +85,7 @@ class Session:
         held = self.buffers.get(name)
         if held is None or held.nbytes < nbytes:
             made = Buffer.create(nbytes, self.device)
-            self.worker.post("attach", fds=(made.fd,), name=name, nbytes=made.nbytes)
-            reply = self.worker.collect(self.run_timeout_s)
+            reply = self.worker.call("attach", self.run_timeout_s, fds=(made.fd,), name=name, nbytes=made.nbytes)
             if reply.get("ok") is not True:
                 raise SharedMemoryError(f"the worker could not map a buffer: {reply.get('message')}")
             if held is not None:

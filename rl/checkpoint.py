@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from env.files import write_atomic
+
 log = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp-"
@@ -114,12 +116,23 @@ def force(path: Path) -> None:
         os.close(descriptor)
 
 
+def save_folder(model, tokenizer, folder: Path) -> None:
+    """Save model and tokenizer as a Hugging Face folder, which appears whole or not at all."""
+    temporary = folder.with_name(f"{TEMPORARY}{folder.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    for path in (*temporary.rglob("*"), temporary):
+        force(path)
+    if folder.exists():
+        shutil.rmtree(folder)
+    temporary.rename(folder)
+    force(folder.parent)
+
+
 def mark_done(folder: Path) -> None:
     """Write folder/DONE, the sign that a stage is complete: atomically, and after all its files."""
-    temporary = folder / f"{TEMPORARY}DONE"
-    temporary.write_text("done\n", encoding="utf-8")
-    force(temporary)
-    temporary.replace(folder / "DONE")
+    write_atomic(folder / "DONE", "done\n")
     force(folder)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from env.files import write_atomic
 from env.records import BLAMELESS_STATUSES, STATUSES
 from rl.records import Trajectory, Turn
 
@@ -168,9 +169,4 @@ def _cut(path: Path, first_step: int) -> None:
             raise ValueError(f"{path}:{number}: not JSON ({error}); delete the line") from error
         if entry["step"] < first_step and line.endswith("\n"):
             kept.append(line)
-    temporary = path.with_name(f".tmp-{path.name}")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.writelines(kept)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_atomic(path, "".join(kept))

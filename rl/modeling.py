@@ -15,10 +15,9 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from rl import seeding
+from rl import checkpoint, seeding
 from rl.config import Config
 from rl.prompts import ASSISTANT, CHAT_TEMPLATE, END, PAD, USER
-from rl.sft import save_folder
 
 # What BPE may merge into one token, in the order of trying. A line of code is one piece, but for the indentation (and
 # the comment mark) before an assignment: so a statement is the same token wherever it stands, and copying it from the
@@ -59,7 +58,7 @@ def build_initial(config: Config, texts: Iterable[str], out_dir: Path) -> None:
         torch.manual_seed(seeding.derive(config.seed, "init"))
         model = Qwen3ForCausalLM(shape)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
-    save_folder(model, tokenizer, out_dir)
+    checkpoint.save_folder(model, tokenizer, out_dir)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:

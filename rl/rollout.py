@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from env.pool import Pool
 from env.records import Problem, Verdict
-from env.rules import Rules
+from env.rules import Rules, spares_for
 from rl import prompts, seeding
 from rl.config import Config, Reward
 from rl.engines.base import Completion, Engine, Sampling
@@ -147,7 +147,7 @@ def make_pool(config: Config) -> Pool:
         trials=config.env.trials,
         compile_timeout_s=config.env.compile_timeout_s,
         run_timeout_s=config.env.run_timeout_s,
-        spares=2 if config.device == "cuda" else 1,
+        spares=spares_for(config.device),
     )
     seed = seeding.derive(config.seed, "judge") if config.device == "cpu" else None
     return Pool(device=config.device, slots=config.env.slots, seed=seed, rules=rules)

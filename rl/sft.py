@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -154,20 +153,6 @@ def load_examples(source: Path, tokenizer, context: int) -> list[Example]:
     return examples
 
 
-def save_folder(model, tokenizer, folder: Path) -> None:
-    """Save model and tokenizer as a Hugging Face folder, which appears whole or not at all."""
-    temporary = folder.with_name(f".tmp-{folder.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    for path in (*temporary.rglob("*"), temporary):
-        checkpoint.force(path)
-    if folder.exists():
-        shutil.rmtree(folder)
-    temporary.rename(folder)
-    checkpoint.force(folder.parent)
-
-
 def main(run: Path) -> None:
     """The whole stage on a run folder; returns at once where DONE is there."""
     folder = run / "sft"
@@ -194,7 +179,7 @@ def main(run: Path) -> None:
     examples = load_examples(source, tokenizer, config.model.context)
     print(f"SFT: {len(examples)} trajectories, {sum(len(e.ids) for e in examples):,} tokens an epoch", flush=True)
     train(model, examples, config, folder)
-    save_folder(model, tokenizer, folder / "model")
+    checkpoint.save_folder(model, tokenizer, folder / "model")
     checkpoint.mark_done(folder)
 
 

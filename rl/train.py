@@ -31,7 +31,6 @@ from rl.records import Trajectory
 from rl.rejection import mismatch_masks, mismatch_metrics, prs_rejects
 from rl.rewards import returns_to_go
 from rl.rollout import Judge, Plan, make_pool, rollout, write_trajectories
-from rl.sft import save_folder
 
 
 def pick_problems(problems: Sequence[Problem], count: int, seed: int, step: int) -> list[Problem]:
@@ -171,7 +170,7 @@ def main(run: Path) -> None:
             fast = metrics.get("fast/1.2_turn1", 0.0)
             bar.set_postfix_str(f"reward {metrics.get('reward/mean', 0.0):.2f}, fast@1.2 {fast:.0%}", refresh=False)
             bar.update()
-    save_folder(learner.model, tokenizer, folder / "model")
+    checkpoint.save_folder(learner.model, tokenizer, folder / "model")
     checkpoint.mark_done(folder)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from env.files import write_atomic
-from env.problems import ProblemError, load_folder
+from env.problems import ProblemError, load_folder, write_jsonl
 from env.records import Problem
 from rl.config import Config, ConfigError, load_recipe
 
@@ -177,10 +177,6 @@ def make_problems(config: Config) -> tuple[list[Problem], list[Problem]]:
     return train, heldout
 
 
-def as_lines(problems: list[Problem]) -> str:
-    return "".join(json.dumps(problem.to_json(), sort_keys=True) + "\n" for problem in problems)
-
-
 def note_versions(path: Path, now: dict[str, str]) -> None:
     """Keeps the versions that the run was started with, and adds those it is resumed with where they differ."""
     if not path.is_file():
@@ -204,7 +200,7 @@ def prepare(config: Config, run: Path) -> None:
     write_atomic(run / "config.json", json.dumps(config.to_json(), indent=1, sort_keys=True) + "\n")
     note_versions(run / "versions.json", versions(config.device))
     for name, problems in zip(targets, made or ()):
-        write_atomic(targets[name], as_lines(problems))
+        write_jsonl(problems, targets[name])
         print(f"prepare: {len(problems)} {name} problems")
 
 
