@@ -157,8 +157,8 @@ def run_section(name: str, report: Report, args: argparse.Namespace) -> None:
     except Exception:
         data["error"] = traceback.format_exc(limit=8)
         print(data["error"], file=sys.stderr, flush=True)
-    except SystemExit:
-        data["error"] = "the run was ended from outside"
+    except (KeyboardInterrupt, SystemExit):
+        data["error"] = "it was stopped from outside"
         raise
     finally:
         data["seconds"] = round(time.monotonic() - started, 2)

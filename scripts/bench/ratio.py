@@ -41,8 +41,8 @@ LAZY = (
     Lazy("softmax_before", "torch.softmax(x, dim=-1)", ("x * x + x", "a * a + a"), "x", 2, 1),
     Lazy("one_of_five", "torch.relu(x * 2.0)", ("x + 0.5", "a + 0.5"), "torch.abs(x - 1.0)", 8, 4),
     Lazy(
-        "one_of_nine", "torch.abs(torch.relu(x * 2.0 + 1.0) - 0.5)", ("x * 1.5", "a * 1.5"),
-        "torch.sigmoid(torch.relu(x - 0.25) * 0.5 + 0.1)", 18, 9,
+        "one_of_eleven", "torch.abs(torch.relu(x * 2.0 + 1.0) - 0.5)", ("x * 1.5", "a * 1.5"),
+        "torch.sigmoid(torch.relu(x - 0.25) * 0.5 + 0.1)", 20, 10,
     ),
 )  # fmt: skip
 

@@ -91,6 +91,7 @@ class Episodes:
             "right": bool(first) and first.status in fault.expected,
             "message": first.message[:200] if first else "",
             "next_status": verdict.status if verdict else None,
+            "next_message": verdict.message[:200] if verdict else "",
             "budget_s": budget,
             "until_next_s": seconds,
             "its_own_s": bad.done_at - start if first else None,
@@ -119,6 +120,7 @@ class Episodes:
             "status": caught.status if caught else None,
             "message": caught.message[:200] if caught else "",
             "next_status": verdict.status if verdict else None,
+            "next_message": verdict.message[:200] if verdict else "",
             "until_next_s": min(served, default=None),
             "recovery_s": min(served) - normal_s if served and targets else None,
         }
@@ -128,7 +130,9 @@ def recovery(context: Context) -> None:
     """All episodes, one after another, on one pool."""
     context.data.update(compile_timeout_s=COMPILE_S[context.device], run_timeout_s=RUN_S[context.device])
     rows = context.data.setdefault("rows", [])
-    changes = {"compile_timeout_s": COMPILE_S[context.device], "run_timeout_s": RUN_S[context.device]}
+    # A worker takes seconds to warm up on a GPU: with few spares, two verdicts in a row would wait for that instead.
+    spares = {"spares": 6} if context.device == "cuda" else {}
+    changes = {**spares, "compile_timeout_s": COMPILE_S[context.device], "run_timeout_s": RUN_S[context.device]}
     with context.pool(slots=1, lanes=1, **changes) as pool:
         episodes = Episodes(context, pool, specs(context.device)[0])
         normal = episodes.normal_s()

@@ -28,16 +28,19 @@ LOOK_EVERY_S = 5.0
 HANGS_EVERY = 20  # of the bad ones: each costs a lane its whole budget
 
 
-def mixed(device: str, seed: int) -> Iterator[Item]:
-    """Endless mix, a third of it crashing or cheating: tests/cases and our own, every text distinct."""
+def mixed(device: str, seed: int, first: int = 0) -> Iterator[Item]:
+    """Endless mix, a third of it crashing or cheating: tests/cases and our own, every text distinct.
+
+    first: where the numbers in the texts begin; other numbers, other texts, so that none is a duplicate to the pool.
+    """
     rng = random.Random(seed)
-    good = ((f"{spec.name}_{number}", spec, text) for spec, number, text in honest(device, start=500_000))
+    good = ((f"{spec.name}_{number}", spec, text) for spec, number, text in honest(device, start=500_000 + first))
     cases = [item for item in case_items(device) if not item.raw and len(item.source) < 100_000]
     hanging = ("d05", "d11", "d19")
     bad_cases = [item for item in cases if item.name[0] in "acd" and not item.name.startswith(hanging)]
     hangs = [item for item in cases if item.name.startswith(hanging)]
     others = [item for item in cases if item.name[0] in "beh" and "autotune" not in item.name]
-    for number in itertools.count():
+    for number in itertools.count(first):
         if number % 3 == 2:
             kind = "hang" if number // 3 % HANGS_EVERY == HANGS_EVERY - 1 else rng.choice(("case", "case", "own"))
             if kind == "own":
@@ -127,7 +130,7 @@ def soak(context: Context) -> None:
         lanes = data["lanes"] = len(pool)
         run_items(
             context, pool, itertools.chain(
-                itertools.islice(mixed(context.device, context.seed + 1), 3 * lanes),
+                itertools.islice(mixed(context.device, context.seed, first=60_000), 3 * lanes),
                 _last_ones(context.device, lanes, 800_000),
             ), context.deadline(0.2), "soak: warm-up",
         )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
@@ -112,7 +113,9 @@ def run_items(
     waiting, source, exhausted = 0, iter(items), False
     start = time.monotonic()
     last_asked = 0.0
-    with tqdm(total=total, desc=title, unit="verdict", mininterval=1.0) as bar:
+    # A line a second is fine on a screen and drowns a log.
+    every_s = 1.0 if sys.stderr.isatty() else 20.0
+    with tqdm(total=total, desc=title, unit="verdict", mininterval=every_s, maxinterval=every_s) as bar:
         while True:
             while not exhausted and waiting < len(pool) + ahead and time.monotonic() < deadline:
                 item = next(source, None)
@@ -156,6 +159,6 @@ def settle(device: str, seconds: float = 1.0, limit_s: float = 30.0) -> None:
         count = len(machine.descendants())
         if count != seen:
             seen, since = count, time.monotonic()
-        if time.monotonic() - since >= (4.0 if device == "cuda" else seconds):
+        if time.monotonic() - since >= (6.0 if device == "cuda" else seconds):
             return
         time.sleep(0.1)
