@@ -66,11 +66,16 @@ def get_init_inputs():
 '''
 
 
+def request(worker, source: str, name: str = "Probe") -> dict:
+    return {"source": source, "path": f"{worker.scratch}/probe.py", "module": "probe", "class": name, "watch": None}
+
+
 def ask(worker, body: str) -> dict:
     """Run `body` (it fills a dict `f`) inside a worker. Returns f."""
     lines = "".join(f"    {line}\n" for line in body.strip().split("\n"))
     source = f"{PROBE}\ndef facts():\n    f = {{}}\n{lines}    return f\n"
-    worker.call("load", 20, source=source, path=f"{worker.scratch}/probe.py", module="probe", **{"class": "Probe"})
+    loaded = worker.call("load", 20, **request(worker, source))
+    assert loaded["ok"], loaded
     reply = worker.call("init_inputs", 20)
     assert reply["ok"], reply
     return json.loads(reply["layout"]["items"][0]["value"])
@@ -80,7 +85,7 @@ def ask(worker, body: str) -> dict:
 def worker(fork_server):
     """A warm worker; skipped where this machine gives no namespaces."""
     worker = fork_server.fork()
-    isolation = worker.call("warm", 30)["isolation"]
+    isolation = worker.call("warm", 30, precision="ieee")["isolation"]
     missing = {name: state for name, state in isolation.items() if state != "on"}
     if missing:
         worker.end()
@@ -128,7 +133,7 @@ def wait_until(condition, seconds: float) -> bool:
 
 def test_every_layer_is_reported(worker):
     # `worker` has checked that all are on; none may be absent without a word either.
-    again = worker.call("warm", 10)["isolation"]
+    again = worker.call("warm", 10, precision="ieee")["isolation"]
     assert set(again) >= {
         "mount namespace", "network namespace", "ipc namespace", "pid namespace", "own /proc", "own /dev/shm",
         "read-only mounts", "no new privileges", "no capabilities", "writes only to scratch",
@@ -324,7 +329,7 @@ def test_worker_that_ignores_every_signal_is_killed_at_its_timeout(worker):
     )
     started = time.monotonic()
     with pytest.raises(WorkerTimeout):
-        worker.call("load", 0.5, source=source, path=f"{worker.scratch}/m.py", module="m", **{"class": "M"})
+        worker.call("load", 0.5, **request(worker, source, "M"))
     pid = worker.pid
     os.kill(pid, signal.SIGTERM)
     assert alive(pid)

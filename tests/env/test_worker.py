@@ -22,28 +22,32 @@ def worker(fork_server):
 
 
 def load(worker, source: str, seconds: float = 10.0) -> dict:
-    return worker.call("load", seconds, source=source, path=f"{worker.scratch}/m.py", module="m", **{"class": "M"})
+    return worker.call("load", seconds, **request(worker, source))
+
+
+def request(worker, source: str) -> dict:
+    return {"source": source, "path": f"{worker.scratch}/m.py", "module": "m", "class": "M", "watch": None}
 
 
 GOOD = "class M:\n    pass\n"
 
 
 def test_load_and_answer(worker):
-    assert load(worker, GOOD) == {"ok": True}
+    assert load(worker, GOOD)["ok"]
     assert worker.alive() and not worker.ended
 
 
 def test_answers_come_in_the_order_of_the_questions(worker):
-    worker.post("warm")
-    worker.post("load", source="M = 5\n", path=f"{worker.scratch}/m.py", module="m", **{"class": "M"})
+    worker.post("warm", precision="ieee")
+    worker.post("load", **request(worker, "M = 5\n"))
     assert worker.collect(20)["isolation"]
     assert "M is not a class" in worker.collect(20)["message"]
     assert worker.pending == 0
 
 
 def test_call_takes_the_answers_to_earlier_posts_first(worker):
-    worker.post("warm")
-    assert load(worker, GOOD) == {"ok": True}
+    worker.post("warm", precision="ieee")
+    assert load(worker, GOOD)["ok"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +115,7 @@ def test_paused_time_does_not_count(worker):
     """A worker that stood still for somebody else's measurement has lost nothing of its own time."""
     load(worker, GOOD)
     worker.pause()
-    worker.post("load", source=GOOD, path=f"{worker.scratch}/m.py", module="m", **{"class": "M"})
+    worker.post("load", **request(worker, GOOD))
     threading.Timer(0.6, worker.resume).start()
     started = time.monotonic()
     assert worker.collect(0.3)["ok"]
