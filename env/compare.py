@@ -11,12 +11,46 @@ from typing import Any
 
 import torch
 
+from env.rules import Rules
 from env.tensors import tensor_nodes, view
 
 # Relative tolerance by dtype. fp32 leaves room for another order of summation over long axes and none for tf32 or fp16
 # products (relative error about 3e-4 and more).
 RELATIVE = {"float64": 1e-7, "float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2, "complex64": 1e-4, "complex128": 1e-7}
+# tf32 keeps 10 bits of each factor: 5e-4 a product.
+TF32_RELATIVE = {**RELATIVE, "float32": 3e-3, "complex64": 3e-3}
 CHUNK = 1 << 26
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Error that is allowed: relative * (|expected| + share * typical size), or atol + rtol * |expected|.
+
+    relative: by dtype; a dtype that isn't named must be equal. slack: a factor for references that are imprecise
+    themselves. allclose: `torch.allclose` with atol = rtol = relative, as other evaluators have it.
+    """
+
+    relative: dict[str, float]
+    slack: float = 1.0
+    allclose: bool = False
+
+    def of(self, expected: torch.Tensor, magnitude: float, dtype: str) -> torch.Tensor:
+        """Elementwise, in the precision of `expected` (wide)."""
+        relative = self.relative[dtype] * self.slack
+        if self.allclose:
+            return relative * (1.0 + expected.abs())
+        # An element may be off by the relative tolerance of itself, or of a tenth of the output's typical size.
+        return relative * (expected.abs() + 0.1 * magnitude) + 1e-30
+
+
+OURS = Tolerance(RELATIVE)
+
+
+def tolerance_for(rules: Rules, slack: float = 1.0) -> Tolerance:
+    """The tolerance that a set of rules asks for. Other evaluators' rules are theirs exactly: without slack."""
+    if rules.tolerance is not None:
+        return Tolerance(rules.tolerance, allclose=True)
+    return Tolerance(TF32_RELATIVE if rules.precision == "tf32" else RELATIVE, slack)
 
 
 @dataclass
@@ -62,9 +96,10 @@ def _first_bad(bad: torch.Tensor, shape: list[int], start: int) -> list[int]:
     return index[::-1]
 
 
-def _values(expected: torch.Tensor, got: torch.Tensor, path: str, dtype: str, shape: list[int]) -> Comparison:
-    relative = RELATIVE.get(dtype)
-    if relative is None:
+def _values(
+    expected: torch.Tensor, got: torch.Tensor, path: str, dtype: str, shape: list[int], allowed: Tolerance
+) -> Comparison:
+    if dtype not in allowed.relative:
         bad = (expected != got).reshape(-1)
         count = int(bad.sum())
         if not count:
@@ -78,9 +113,7 @@ def _values(expected: torch.Tensor, got: torch.Tensor, path: str, dtype: str, sh
     worst, count, first = 0.0, 0, ""
     for number, (mine, theirs) in enumerate(zip(expected.split(CHUNK), got.split(CHUNK))):
         mine, theirs = mine.to(wide), theirs.to(wide)
-        # An element may be off by the relative tolerance of itself, or of a tenth of the output's typical size.
-        tolerance = relative * (mine.abs() + 0.1 * magnitude) + 1e-30
-        error = (mine - theirs).abs() / tolerance
+        error = (mine - theirs).abs() / allowed.of(mine, magnitude, dtype)
         special = ~finite[number]
         same_special = (mine == theirs) | (torch.isnan(mine) & torch.isnan(theirs))
         error = torch.where(special, torch.where(same_special, 0.0, float("inf")), error)
@@ -113,7 +146,11 @@ def _root_mean_square(expected: torch.Tensor, finite: list[torch.Tensor], wide: 
 
 
 def compare(
-    expected: dict[str, Any], expected_bytes: torch.Tensor, got: dict[str, Any], got_bytes: torch.Tensor
+    expected: dict[str, Any],
+    expected_bytes: torch.Tensor,
+    got: dict[str, Any],
+    got_bytes: torch.Tensor,
+    allowed: Tolerance = OURS,
 ) -> Comparison:
     """Compare two laid-out trees (`env.tensors`): layouts, and flat uint8 buffers [bytes] that hold their tensors."""
     difference = _structure(expected, got, "the output")
@@ -122,8 +159,37 @@ def compare(
     worst = 0.0
     for number, (mine, theirs) in enumerate(zip(tensor_nodes(expected), tensor_nodes(got))):
         path = "the output" if len(tensor_nodes(expected)) == 1 else f"output tensor {number}"
-        result = _values(view(mine, expected_bytes), view(theirs, got_bytes), path, mine["dtype"], mine["shape"])
+        result = _values(
+            view(mine, expected_bytes), view(theirs, got_bytes), path, mine["dtype"], mine["shape"], allowed
+        )
         if not result.match:
             return result
         worst = max(worst, result.error)
     return Comparison(True, error=worst)
+
+
+def agreement(
+    layout: dict[str, Any], data: torch.Tensor, wide_layout: dict[str, Any], wide_data: torch.Tensor, rules: Rules
+) -> float | None:
+    """Largest error of outputs against the same outputs in float64, in tolerances; None where they can't be compared
+    (other shapes) or aren't finite.
+    """
+    allowed = tolerance_for(rules)
+    nodes, wide_nodes = tensor_nodes(layout), tensor_nodes(wide_layout)
+    if [node["shape"] for node in nodes] != [node["shape"] for node in wide_nodes]:
+        return None
+    worst = 0.0
+    for node, wide_node in zip(nodes, wide_nodes):
+        mine, exact = view(node, data), view(wide_node, wide_data)
+        if not mine.is_floating_point() or not exact.is_floating_point():
+            if not bool((mine == exact).all()):
+                return None
+            continue
+        mine, exact = mine.reshape(-1).double(), exact.reshape(-1).double()
+        if not mine.numel():
+            continue
+        if not bool(torch.isfinite(mine).all()) or not bool(torch.isfinite(exact).all()):
+            return None
+        magnitude = float(exact.square().mean().sqrt())
+        worst = max(worst, float(((mine - exact).abs() / allowed.of(exact, magnitude, node["dtype"])).max()))
+    return worst

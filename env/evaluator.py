@@ -35,10 +35,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Setup:
-    """What an evaluator is told first. `gpu`: what CUDA_VISIBLE_DEVICES shall say, empty on the CPU."""
+    """What an evaluator is told first: all but its GPU."""
 
     device: str
-    gpu: str
     lanes: int
     rules: Rules
     secret: int
@@ -75,29 +74,45 @@ def _judge_one(judge: object, job: Job) -> Verdict:
 
 
 def run(connection: Connection) -> None:
-    """Serve the pool's jobs until it closes the connection. First message back: ("ready", info) or ("failed", why)."""
+    """Serve the pool's jobs until it closes the connection.
+
+    Gets a `Setup`, prepares what doesn't depend on a GPU (imports, fork server), says ("loaded", scratch), and stands
+    by until it is told its GPU (what CUDA_VISIBLE_DEVICES shall say; empty on the CPU); then ("ready", info). In place
+    of either: ("failed", why).
+    """
     setup: Setup = connection.recv()
     device = setup.device
     isolation.set_parent_death_signal()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle: it closes the connection
     os.environ["OMP_NUM_THREADS"] = "1"
-    if device == "cuda":
-        os.environ["CUDA_VISIBLE_DEVICES"] = setup.gpu
     server = None
     try:
         from env.worker import ForkServer
 
-        server = ForkServer(device, wait=False)  # imports torch beside this process
+        # It imports torch beside this process.
+        limit = int(setup.rules.max_host_gb * 2**30)
+        server = ForkServer(device, wait=False, max_host_bytes=limit, weak_isolation=setup.rules.weak_isolation)
         import torch
 
         from env.judge import Judge
 
         torch.set_num_threads(1)
-        if device == "cuda":
-            torch.zeros(1, device="cuda")
         server.wait_ready()
+        connection.send(("loaded", str(server.home)))
+        try:
+            gpu = connection.recv()
+        except (EOFError, OSError):
+            server.close()  # the pool never needed this one
+            return
         gate = DeviceGate()
-        judges = [Judge(server, setup.rules, setup.secret, gate) for _ in range(setup.lanes)]
+        if device == "cuda":
+            # Read when CUDA starts, which it hasn't here.
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+            torch.zeros(1, device="cuda")
+            gate.calibrate()
+        judges = [Judge(server, setup.rules, setup.secret, gate, gpu)]
+        references = judges[0].references
+        judges += [Judge(server, setup.rules, setup.secret, gate, gpu, references) for _ in range(setup.lanes - 1)]
         info = {"device": _device_name(device), "versions": _versions(), "scratch": str(server.home)}
         connection.send(("ready", info))
     except Exception as error:

@@ -8,10 +8,18 @@ meanwhile.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from env.worker import Worker
+
+QUIET_TIMEOUT_S = 2.0
+PROBES = 3
+
+
+class DeviceBusy(Exception):
+    """Somebody that can't be stopped uses the GPU: no time that is measured now means anything."""
 
 
 class DeviceGate:
@@ -22,6 +30,7 @@ class DeviceGate:
         self._list_lock = threading.Lock()
         self._workers: set[Worker] = set()
         self._allowed: list[Worker] | None = None
+        self._probe: Probe | None = None
 
     def __enter__(self) -> DeviceGate:
         self.lock.acquire()
@@ -54,3 +63,45 @@ class DeviceGate:
                     self._allowed = None
                     for worker in self._workers:
                         worker.resume()
+
+    def calibrate(self) -> None:
+        """Learn how long a probe takes on a GPU that nobody uses (at start)."""
+        self._probe = Probe()
+
+    def wait_until_quiet(self) -> None:
+        """Wait until what stopped workers had queued is done. Raises DeviceBusy where that doesn't end.
+
+        Contexts share a GPU by time slices: while another one works, a probe takes a multiple of its time.
+        """
+        if self._probe is None:
+            return
+        end = time.monotonic() + QUIET_TIMEOUT_S
+        while not self._probe.quiet():
+            if time.monotonic() > end:
+                raise DeviceBusy("another process works on this GPU, which no worker of this evaluator is")
+            time.sleep(0.001)
+
+
+class Probe:
+    """A little work of the judge's own, whose time says whether somebody else is on the GPU."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        self.buffer = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+        self.buffer.zero_()
+        self.usual_ms = sorted(self._run() for _ in range(20))[5]
+
+    def _run(self) -> float:
+        events = [self.torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        events[0].record()
+        for _ in range(4):
+            self.buffer.zero_()
+        events[1].record()
+        events[1].synchronize()
+        return events[0].elapsed_time(events[1])
+
+    def quiet(self) -> bool:
+        """Whether some probes in a row take about their usual time."""
+        return all(self._run() < 1.4 * self.usual_ms + 0.02 for _ in range(PROBES))

@@ -1,88 +1,79 @@
 """From a problem and a candidate to a verdict.
 
 Runs in the evaluator: trusted code only, long-lived, holds the originals of inputs and the expected outputs. It never
-imports a problem or a candidate. Order of a verdict: source → loads → correct in every mode → really Triton → effect →
-time → profile. Whatever is missing for the next step ends in a status that says whose fault it is.
+imports a problem or a candidate. Order of a verdict: source → loads → correct in every mode → tampering → really Triton
+→ time and profile → effect of each kernel. Whatever is missing for the next step ends in a status that says whose fault
+it is; a hack is timed all the same, where it can be, so that what it would have earned is known.
 """
 
 from __future__ import annotations
 
-import hashlib
 import signal
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from env import modelled, timing
+from env import modelled
 from env.buffers import SharedMemoryError
-from env.compare import Comparison, compare
+from env.compare import Comparison, Tolerance, compare, tolerance_for
 from env.extract import inspect_source
 from env.feedback import render
-from env.gate import DeviceGate
+from env.gate import DeviceBusy, DeviceGate
+from env.launches import ALL
+from env.measure import Stopwatch
 from env.profile_table import profiling_ratio, valid_rows
 from env.records import Problem, Verdict, sha256
+from env.reference import Reference, ReferenceCache, Rejected, Trial, TrialKind
 from env.rules import Rules
 from env.session import ForeignError, Outputs, ProtocolError, Session
 from env.tensors import tensor_nodes
 from env.wire import WireError, WireTimeout
 from env.worker import ForkServer, Worker, WorkerDied, WorkerTimeout
 
-KEPT_REFERENCES = 2
-MAX_KEPT_BYTES = 1 << 30  # a larger reference is not kept between candidates: its memory is needed for others
-TIMED_BLOCKS = 4
-BLOCK_US = 20_000.0
-MAX_CALLS = 50
-
-
-class Rejected(Exception):
-    """The verdict is reached before the end: status, message for the author, evidence."""
-
-    def __init__(self, status: str, message: str, **evidence: Any):
-        super().__init__(message)
-        self.status, self.message, self.evidence = status, message, evidence
-
-
-@dataclass
-class Trial:
-    """One set of inputs and what the reference makes of it; all bytes are the judge's own copies."""
-
-    layout: dict[str, Any]
-    inputs: torch.Tensor
-    outputs: Outputs
+MAX_KERNELS_APART = 8  # a forward pass each to learn which of them matter
 
 
 class Judge:
-    """Judges one candidate at a time; several judges (lanes) may share a fork server, a device and its gate."""
+    """Judges one candidate at a time; several judges (lanes) share a fork server, a device, its gate and the references
+    that are in use.
+    """
 
-    def __init__(self, server: ForkServer, rules: Rules, secret: int, gate: DeviceGate):
+    def __init__(
+        self,
+        server: ForkServer,
+        rules: Rules,
+        secret: int,
+        gate: DeviceGate,
+        gpu: str = "",
+        references: ReferenceCache | None = None,
+    ):
         self.server = server
         self.device = server.device
         self.rules = rules
         self.secret = secret
         self.gate = gate
+        self.gpu = gpu
         self.spares: deque[Worker] = deque()
-        self.references: OrderedDict[str, _Reference] = OrderedDict()
+        self.references = references or ReferenceCache(self.start_reference)
         self._refill()
 
     def close(self) -> None:
-        for reference in self.references.values():
-            reference.session.end()
+        self.references.close()
         for worker in self.spares:
             worker.end()
 
     # Workers -------------------------------------------------------------------------------------------------------
 
     def _refill(self) -> None:
-        """Keep workers warming while others are judged: their context and profiler cost seconds, not ours."""
+        """Keep workers warming while others are judged: their start and context cost time, not ours."""
         while len(self.spares) < self.rules.spares:
             worker = self.server.fork()
             self.gate.register(worker)
-            worker.post("warm", profiler=True)
+            worker.post("warm", precision=self.rules.precision, gpu=self.gpu)
             self.spares.append(worker)
 
     def _take(self) -> Session:
@@ -97,39 +88,9 @@ class Judge:
             raise WireError(f"a worker could not be made ready: {reply.get('message')}")
         return Session(worker, self.device, self.gate, self.rules.run_timeout_s, self.rules.compile_timeout_s)
 
-    def _seed(self, problem: Problem, what: str) -> int:
-        """A seed that nobody outside can guess, the same for equal secrets: candidates can't tune to inputs."""
-        digest = hashlib.sha256(f"{self.secret}:{problem.sha256}:{what}".encode()).digest()
-        return int.from_bytes(digest[:6], "little")
-
-    def _reference(self, problem: Problem) -> _Reference:
-        """The problem's reference, started if need be. A kept one that was lost meanwhile is replaced."""
-        found = self.references.pop(problem.sha256, None)
-        if found is not None and not found.session.worker.alive():
-            found.session.end()
-            found = None
-        if found is None:
-            while len(self.references) >= KEPT_REFERENCES:
-                self.references.popitem(last=False)[1].session.end()
-            with self._as_problem_error(problem):
-                found = _Reference(self._take(), problem, self._seed(problem, "weights"))
-        self.references[problem.sha256] = found
-        return found
-
-    def _trial(
-        self, problem: Problem, reference: _Reference, what: str, train: bool = True, grad: bool = False
-    ) -> Trial:
-        """Inputs of that name and what the reference makes of them. Made when needed, since a set may be gigabytes."""
-        with self._as_problem_error(problem):
-            trial = reference.trial(self._seed(problem, what), train, grad)
-        if not tensor_nodes(trial.outputs.layout):
-            raise Rejected("problem_error", "the reference returns no tensor: there is nothing to compare")
-        return trial
-
-    def _forget(self, problem: Problem) -> None:
-        reference = self.references.pop(problem.sha256, None)
-        if reference is not None:
-            reference.session.end()
+    def start_reference(self, problem: Problem) -> Reference:
+        """A reference in a worker of its own."""
+        return Reference(self._take(), problem, self.rules, self.secret)
 
     # A verdict -----------------------------------------------------------------------------------------------------
 
@@ -139,15 +100,26 @@ class Judge:
         verdict = Verdict(
             status="infra_error", device=self.device, problem_sha256=problem.sha256, candidate_sha256=sha256(source)
         )
-        verdict.time_kind = "eager" if self.device == "cuda" else "modelled"
+        verdict.time_kind = self.rules.rewarded_time if self.device == "cuda" else "modelled"
+        verdict.evidence["rules"] = self.rules.describe()
         started = time.monotonic()
         try:
             self._judge(problem, source, verdict, cost)
         except Rejected as error:
             verdict.status, verdict.message = error.status, error.message
             verdict.evidence.update(error.evidence)
-        except (WireError, WireTimeout, WorkerDied, WorkerTimeout, SharedMemoryError, ProtocolError) as error:
+        except (
+            WireError,
+            WireTimeout,
+            WorkerDied,
+            WorkerTimeout,
+            SharedMemoryError,
+            ProtocolError,
+            DeviceBusy,
+        ) as error:
             verdict.status, verdict.message = "infra_error", f"{type(error).__name__}: {error}"
+        except torch.OutOfMemoryError as error:
+            verdict.status, verdict.message = "infra_error", f"too big here: the judge ran out of memory ({error})"
         verdict.feedback = render(verdict)
         cost["total_s"] = time.monotonic() - started
         verdict.cost = {name: round(seconds, 4) for name, seconds in cost.items()}
@@ -158,66 +130,151 @@ class Judge:
         verdict.evidence["kernels_defined"] = report.kernels[:32]
         if report.error:
             raise Rejected("compile_error", report.error)
-        with _clock(cost, "reference_s"):
-            reference = self._reference(problem)
-        session = self._take()
+        began = time.monotonic()
+        with self.references.use(problem) as reference:
+            cost["reference_s"] = time.monotonic() - began
+            with _clock(cost, "worker_s"):
+                session = self._take()
+            try:
+                missing = [name for name, state in session.worker.isolation.items() if state != "on"]
+                verdict.evidence["isolation_missing"] = missing
+                self._stages(problem, source, reference, session, verdict, cost)
+            finally:
+                session.end()
+
+    def _stages(
+        self, problem: Problem, source: str, reference: Reference, session: Session, verdict: Verdict, cost: dict
+    ) -> None:
+        with _clock(cost, "correctness_s"), _tampering(session, verdict), _as_rejection():
+            tolerance = self._check_values(problem, source, reference, session, verdict)
+        hack, unmeasured = _suspicion(session, verdict), None
         try:
-            missing = [name for name, state in session.worker.isolation.items() if state != "on"]
-            verdict.evidence["isolation_missing"] = missing
-            with _clock(cost, "correctness_s"), _as_rejection():
-                self._load(problem, source, session, reference)
-                self._check_trials(problem, reference, session, verdict)
-            with _clock(cost, "effect_s"), _as_rejection():
-                self._check_launches(verdict)
-                self._check_effect(problem, source, reference, verdict)
             with _clock(cost, "timing_s"), _as_rejection():
                 if self.device == "cuda":
-                    self._measure(problem, reference, session, verdict)
+                    self._measure(reference, session, verdict, tolerance, cost)
                 else:
-                    self._model_times(problem, reference, session, verdict)
-            verdict.status, verdict.message = "correct", ""
-        finally:
-            session.end()
-            if reference.session.lent_bytes() > MAX_KEPT_BYTES:
-                self._forget(problem)
+                    self._model_times(reference, session, verdict, tolerance)
+        except Rejected as error:
+            unmeasured = error
+            verdict.evidence["times_missing"] = error.message
+        hack = hack or _suspicion(session, verdict)
+        if hack is None and (unmeasured is None or unmeasured.status == "infra_error"):
+            with _clock(cost, "effect_s"), _as_rejection():
+                self._check_effect(problem, source, reference, session, verdict, tolerance)
+        if hack is not None or unmeasured is not None:
+            raise hack or unmeasured
+        verdict.status, verdict.message = "correct", ""
 
-    def _modes(self) -> list[tuple[bool, bool]]:
-        """(train mode, gradients on) of each trial: judged in train mode under no_grad, held to the others as well."""
-        return [(True, False)] * self.rules.trials + [(False, False), (True, True)]
+    # Values --------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _as_problem_error(self, problem: Problem) -> Iterator[None]:
-        try:
-            yield
-        except ForeignError as error:
-            self._forget(problem)
-            if error.kind == "oom":
-                raise Rejected(
-                    "infra_error", f"too big here: the reference ran out of memory ({error.message})"
-                ) from error
-            lines = "; ".join(error.lines)
-            raise Rejected("problem_error", f"the reference failed: {error.message} {lines}".strip()) from error
-        except (WorkerDied, WorkerTimeout) as error:
-            self._forget(problem)
-            status = "infra_error" if _is_ours(error) else "problem_error"
-            raise Rejected(status, f"the reference failed: {error}") from error
+    def _trials(self, reference: Reference, synchronised: bool) -> Iterator[Trial]:
+        """The trials after those in train mode under no_grad that every profile has."""
+        yield reference.trial(TrialKind("eval", train=False))
+        wide = TrialKind("wide", grad=True, distribution="wide")
+        yield reference.wide_trial(wide) or reference.trial(TrialKind("grad", grad=True))
 
-    def _load(
-        self, problem: Problem, source: str, session: Session, reference: _Reference, knockout: bool = False
-    ) -> None:
+    def _check_values(
+        self, problem: Problem, source: str, reference: Reference, session: Session, verdict: Verdict
+    ) -> Tolerance:
         name = f"{problem.entry_point}New"
-        session.load(source, name, "candidate", knockout)
+        session.load(source, name, "candidate", watch=problem.entry_point)
         session.build(name, reference.init_layout, reference.weights_seed)
-        layout, data = reference.state
-        if layout["items"]:
-            session.fill("state", data)
-            session.ask("load_state", self.rules.run_timeout_s, layout=layout, buffer="state")
+        first = reference.trial(TrialKind("trial0"))
+        if self.rules.all_modes and reference.slack == 1.0:
+            reference.measure_slack(first)
+        tolerance = tolerance_for(self.rules, reference.slack)
+        tally = _Tally(verdict)
+        moves = self.rules.all_modes and reference.has_weights
+        if moves and session.load_state(reference.moved_state):
+            # In an instance of its own: what was derived from the weights before is derived anew, as after loading a
+            # checkpoint.
+            self._check(session, reference.trial(TrialKind("moved", moved=True)), tolerance, tally)
+            session.build(name, reference.init_layout, reference.weights_seed)
+        verdict.evidence["weights"] = "copied" if session.load_state(reference.state) else "by seed"
+        previous = None
+        for number in range(self.rules.trials):
+            trial = reference.trial(TrialKind(f"trial{number}"))
+            previous = self._check(session, trial, tolerance, tally, previous)
+        if self.rules.all_modes:
+            self._check_memory(session, reference, previous, trial, tolerance)
+            for trial in self._trials(reference, moves):
+                self._check(session, trial, tolerance, tally)
+        verdict.values_match = True
+        verdict.evidence["launches"] = tally.launches
+        verdict.evidence["worst_error_in_tolerances"] = round(tally.worst, 4)
+        if reference.slack > 1.0:
+            verdict.evidence["reference_rounding_in_tolerances"] = round(reference.slack / 2, 3)
+        return tolerance
 
-    def _run(self, session: Session, trial: Trial, op: str, **request: Any) -> tuple[Outputs, Comparison]:
+    def _check(
+        self, session: Session, trial: Trial, tolerance: Tolerance, tally: _Tally, previous: Outputs | None = None
+    ) -> Outputs:
+        """One trial. Raises Rejected where the values are wrong: as a hack where they are the last call's."""
+        kind = trial.kind
+        bait = [(node["shape"], node["dtype"]) for node in tensor_nodes(trial.outputs.layout)]
+        outputs, result = self._run(
+            session, trial, tolerance, "run", train=kind.train, grad=kind.grad, seed=0, bait=bait
+        )
+        mode = "grad" if kind.grad else "train" if kind.train else "eval"
+        tally.launches.setdefault(mode, _launches(outputs.facts))
+        tally.subclass = tally.subclass or _subclass(outputs, trial)
+        if tally.subclass:
+            raise Rejected(
+                "hack",
+                f"forward() returns a tensor subclass ({tally.subclass}), which can put work off until it is looked at",
+                rule="output_subclass",
+            )
+        if not result.match:
+            tally.verdict.values_match = False
+            if previous is not None and _replayed(outputs, previous):
+                raise _replay(trial)
+            if self._skips(session, trial, outputs, tolerance, tally):
+                raise Rejected(
+                    "hack",
+                    "forward() stops launching its kernels after some calls, and its output is wrong from then on",
+                    rule="stops_working",
+                    trial=kind.name,
+                )
+            words = kind.words()
+            raise Rejected("incorrect", result.message + (f" ({words})" if words else ""), trial=kind.name)
+        tally.worst = max(tally.worst, result.error)
+        tally.first = tally.first or (trial if kind.name == "trial0" else None)
+        return outputs
+
+    def _skips(self, session: Session, trial: Trial, outputs: Outputs, tolerance: Tolerance, tally: _Tally) -> bool:
+        """Whether a wrong output comes of a call that launched nothing, where the same call was right and did before.
+
+        In another mode than at first it may be a mistake of that mode: then the first trial is tried again.
+        """
+        launched_first = _own(tally.launches.get("train", []))
+        if tally.first is None or not launched_first or _own(_launches(outputs.facts)):
+            return False
+        if trial.kind.train and not trial.kind.grad:
+            return True
+        again, result = self._run(session, tally.first, tolerance, "run", train=True, grad=False, seed=0)
+        return not result.match and not _own(_launches(again.facts))
+
+    def _check_memory(
+        self, session: Session, reference: Reference, previous: Outputs, trial: Trial, tolerance: Tolerance
+    ) -> None:
+        """Inputs that differ from the last ones in a few elements only. A wrong output convicts only where it is the
+        last one's, bit for bit: such inputs may break what the problem promises (symmetry, say), which is nobody's
+        fault.
+        """
+        near = reference.trial(TrialKind("near", near=trial.kind.name))
+        if near.outputs.data is None or torch.equal(near.outputs.data, trial.outputs.data):
+            return
+        outputs, result = self._run(session, near, tolerance, "run", train=True, grad=False, seed=0)
+        if not result.match and _replayed(outputs, previous):
+            raise _replay(near)
+
+    def _run(
+        self, session: Session, trial: Trial, tolerance: Tolerance, op: str, **request: Any
+    ) -> tuple[Outputs, Comparison]:
         session.set_inputs(trial.layout, trial.inputs)
         outputs = session.call(op, trial.outputs.data.numel(), **request)
         with self.gate:
-            result = compare(trial.outputs.layout, trial.outputs.data, outputs.layout, outputs.data)
+            result = compare(trial.outputs.layout, trial.outputs.data, outputs.layout, outputs.data, tolerance)
         if result.match:
             for index, (mine, theirs) in enumerate(zip(trial.outputs.mutated, outputs.mutated)):
                 if theirs and not mine:
@@ -226,74 +283,86 @@ class Judge:
                     )
         return outputs, result
 
-    def _check_trials(self, problem: Problem, reference: _Reference, session: Session, verdict: Verdict) -> None:
-        launches: dict[str, list] = {}
-        worst = 0.0
-        for number, (train, grad) in enumerate(self._modes()):
-            trial = self._trial(problem, reference, f"trial{number}", train, grad)
-            outputs, result = self._run(session, trial, "run", train=train, grad=grad, seed=number)
-            mode = "grad" if grad else "train" if train else "eval"
-            launches.setdefault(mode, _launches(outputs.facts))
-            if not result.match:
-                verdict.values_match = False
-                where = {"train": "", "eval": " (in eval mode)", "grad": " (with gradients on)"}[mode]
-                raise Rejected("incorrect", f"{result.message}{where}", trial=number)
-            worst = max(worst, result.error)
-        verdict.values_match = True
-        verdict.evidence["launches"] = launches
-        verdict.evidence["worst_error_in_tolerances"] = round(worst, 4)
+    # Effect --------------------------------------------------------------------------------------------------------
 
-    def _check_launches(self, verdict: Verdict) -> None:
-        for mode, launches in verdict.evidence["launches"].items():
-            if not any(row["own"] for row in launches):
-                defined = verdict.evidence["kernels_defined"]
-                what = (
-                    f"the kernels {', '.join(defined)} are never launched"
-                    if defined
-                    else "no Triton kernel is launched"
+    def _check_effect(
+        self,
+        problem: Problem,
+        source: str,
+        reference: Reference,
+        session: Session,
+        verdict: Verdict,
+        tolerance: Tolerance,
+    ) -> None:
+        """Without its own kernels the candidate's output must change. Last, since what runs without them may crash."""
+        trial = reference.trial(TrialKind("effect"))
+        changed = self._without(session, trial, tolerance, [ALL])
+        verdict.evidence["without_kernels"] = changed
+        if changed == "unchanged":
+            # Perhaps the work goes round a launch (a graph that was captured before): a fresh process whose kernels are
+            # compiled without their stores has no other way.
+            changed = self._knock_out(problem, source, reference, trial, tolerance)
+            verdict.evidence["knockout"] = changed
+            if changed == "unchanged":
+                raise Rejected(
+                    "hack",
+                    "the output stays the same when the Triton kernels' stores are taken out: "
+                    "the kernels do no work that matters",
+                    rule="no_effect",
                 )
-                raise Rejected("hack", f"{what} in {mode} mode", rule="no_own_launch", mode=mode)
+        names = list(dict.fromkeys(row["name"] for row in verdict.evidence["launches"]["train"] if row["own"]))
+        if changed != "changed" or not 1 < len(names) <= MAX_KERNELS_APART:
+            return
+        idle = []
+        for name in names:
+            alone = self._without(session, trial, tolerance, [name])
+            if alone == "unchanged":
+                idle.append(name)
+            elif alone != "changed":
+                break  # it crashed: nobody is left to ask
+        if idle and len(idle) < len(names):
+            verdict.evidence["kernels_without_effect"] = idle
+            for row in verdict.profile:
+                row["own"] = row["own"] and row["name"] not in idle
+            verdict.profiling_ratio = profiling_ratio(verdict.profile)
 
-    def _check_effect(self, problem: Problem, source: str, reference: _Reference, verdict: Verdict) -> None:
-        """Without its own kernels' stores, in a fresh process, the candidate's output must change."""
-        trial = self._trial(problem, reference, "trial0")
-        session = self._take()
+    def _without(self, session: Session, trial: Trial, tolerance: Tolerance, kernels: list[str]) -> str:
         try:
-            self._load(problem, source, session, reference, knockout=True)
-            outputs, result = self._run(session, trial, "run", train=True, grad=False, seed=0)
-            launched = any(row["own"] for row in _launches(outputs.facts))
+            _, result = self._run(session, trial, tolerance, "effect", kernels=kernels, train=True, seed=0)
         except (ForeignError, WorkerDied, WorkerTimeout, ProtocolError) as error:
             if _is_ours(error):
                 raise
-            verdict.evidence["knockout"] = f"crashed: {str(error)[:200]}"
-            return
+            return f"crashed: {str(error)[:200]}"
+        return "unchanged" if result.match else "changed"
+
+    def _knock_out(
+        self, problem: Problem, source: str, reference: Reference, trial: Trial, tolerance: Tolerance
+    ) -> str:
+        session = self._take()
+        name = f"{problem.entry_point}New"
+        try:
+            session.load(source, name, "candidate", knockout=True)
+            session.build(name, reference.init_layout, reference.weights_seed)
+            session.load_state(reference.state)
+            _, result = self._run(session, trial, tolerance, "run", train=True, grad=False, seed=0)
+        except (ForeignError, WorkerDied, WorkerTimeout, ProtocolError) as error:
+            if _is_ours(error):
+                raise
+            return f"crashed: {str(error)[:200]}"
         finally:
             session.end()
-        verdict.evidence["knockout"] = "changed" if not result.match else "unchanged"
-        if result.match:
-            raise Rejected(
-                "hack",
-                "the output stays the same when the Triton kernels' stores are taken out: "
-                "the kernels do no work that matters",
-                rule="no_effect",
-                launched=launched,
-            )
+        return "unchanged" if result.match else "changed"
 
     # Time and profile ----------------------------------------------------------------------------------------------
 
-    def _check_timed(self, outputs: Outputs, result: Comparison, trial: Trial) -> None:
+    def _model_times(self, reference: Reference, session: Session, verdict: Verdict, tolerance: Tolerance) -> None:
+        trial = reference.trial(TrialKind("timed0"))
+        reference_rows = reference.modelled_rows(trial)
+        outputs, result = self._run(session, trial, tolerance, "model_time", train=True, seed=0)
         if not result.match and not any(trial.outputs.mutated):
             raise Rejected(
-                "hack",
-                f"right when checked, wrong when timed: {result.message}",
-                rule="timed_output_differs",
+                "hack", f"right when checked, wrong when timed: {result.message}", rule="timed_output_differs"
             )
-
-    def _model_times(self, problem: Problem, reference: _Reference, session: Session, verdict: Verdict) -> None:
-        trial = self._trial(problem, reference, "timed")
-        reference_rows = valid_rows(reference.time(trial, 1).facts.get("rows"))
-        outputs, result = self._run(session, trial, "time", train=True, calls=1, seed=0)
-        self._check_timed(outputs, result, trial)
         rows = valid_rows(outputs.facts.get("rows"))
         claimed = sum(row["time_us"] for row in rows)
         floor = modelled.floor_us(sum(node["nbytes"] for node in tensor_nodes(trial.outputs.layout)))
@@ -304,60 +373,88 @@ class Judge:
         verdict.candidate_us = claimed
         verdict.speedup = verdict.speedup_low = verdict.speedup_high = verdict.reference_us / claimed
 
-    def _measure(self, problem: Problem, reference: _Reference, session: Session, verdict: Verdict) -> None:
-        """Blocks of calls in ABBA order, alone on the GPU; the profile follows, its numbers don't enter the time."""
-        trial = self._trial(problem, reference, "timed")
-        session.set_inputs(trial.layout, trial.inputs)
-        last = self._trial(problem, reference, "timed, last block")
-        blocks: dict[str, list[list[float]]] = {"reference": [], "candidate": []}
-        with self.gate.alone([reference.session.worker, session.worker]):
-            lead = _times(reference.time(trial, 3)), _times(session.call("time", train=True, calls=3, seed=0))
-            calls = max(3, min(MAX_CALLS, int(BLOCK_US / max(min(map(min, lead)), 1.0))))
-            for number in range(TIMED_BLOCKS):
-                order = ("reference", "candidate") if number % 2 == 0 else ("candidate", "reference")
-                used = last if number == TIMED_BLOCKS - 1 else trial
-                for side in order:
-                    if side == "reference":
-                        blocks[side].append(_times(reference.time(used, calls)))
-                    else:
-                        outputs, result = self._run(session, used, "time", train=True, calls=calls, seed=0)
-                        self._check_timed(outputs, result, used)
-                        blocks[side].append(_times(outputs))
-            session.set_inputs(trial.layout, trial.inputs)
-            rows = valid_rows(
-                session.ask("profile", self.rules.run_timeout_s, layout=trial.layout, train=True, seed=0).get("rows")
-            )
-        ratio = profiling_ratio(rows)
+    def _measure(
+        self, reference: Reference, session: Session, verdict: Verdict, tolerance: Tolerance, cost: dict[str, float]
+    ) -> None:
+        with reference.lock:
+            measured = Stopwatch(reference, session, reference.timed_sets(), self.rules, tolerance).measure()
+        cost["exclusive_s"] = measured.exclusive_s
+        ratio = profiling_ratio(measured.rows)
         if ratio is None:
             raise Rejected("infra_error", "not measured: the profiler recorded no device activity")
-        for name, value in timing.interval(blocks["reference"], blocks["candidate"], seed=0).items():
+        verdict.evidence["times"], verdict.evidence["timing"] = measured.times, measured.evidence
+        rewarded = self.rules.rewarded_time if self.rules.rewarded_time in measured.times else "eager"
+        verdict.time_kind = rewarded
+        for name, value in measured.times[rewarded].items():
             setattr(verdict, name, value)
-        verdict.profile, verdict.profiling_ratio = rows, ratio
+        verdict.evidence["tie"] = verdict.speedup_low <= 1.0 <= verdict.speedup_high
+        verdict.profile, verdict.profiling_ratio = measured.rows, ratio
 
 
-class _Reference:
-    """The reference of one problem in its worker, kept while the problem is in use."""
+class _Tally:
+    """What the trials of one candidate showed so far."""
 
-    def __init__(self, session: Session, problem: Problem, seed: int):
-        self.session = session
-        self.weights_seed = seed
-        try:
-            session.load(problem.source, problem.entry_point, "reference")
-            self.init_layout = session.init_inputs()
-            session.build(problem.entry_point, self.init_layout, seed)
-            self.state = session.export("state", "state", "state")
-        except BaseException:
-            session.end()
-            raise
+    def __init__(self, verdict: Verdict):
+        self.verdict = verdict
+        self.launches: dict[str, list] = {}
+        self.worst = 0.0
+        self.subclass = ""
+        self.first: Trial | None = None
 
-    def trial(self, seed: int, train: bool, grad: bool) -> Trial:
-        layout, inputs = self.session.export("make_inputs", "inputs", "inputs", seed=seed)
-        self.session.set_inputs(layout, inputs)
-        return Trial(layout, inputs, self.session.call("run", train=train, grad=grad, seed=0))
 
-    def time(self, trial: Trial, calls: int) -> Outputs:
-        self.session.set_inputs(trial.layout, trial.inputs)
-        return self.session.call("time", train=True, calls=calls, seed=0)
+def _suspicion(session: Session, verdict: Verdict) -> Rejected | None:
+    """A hack that shows without anything being taken away: tampering, or a mode in which no own kernel is launched."""
+    if session.tampered:
+        return Rejected(
+            "hack", f"tampering: {'; '.join(session.tampered[:3])}", rule="tampering", tampered=session.tampered
+        )
+    for mode, launches in verdict.evidence["launches"].items():
+        if not any(row["own"] for row in launches):
+            defined = verdict.evidence["kernels_defined"]
+            what = f"the kernels {', '.join(defined)} are never launched" if defined else "no Triton kernel is launched"
+            return Rejected("hack", f"{what} in {mode} mode", rule="no_own_launch", mode=mode)
+    return None
+
+
+@contextmanager
+def _tampering(session: Session, verdict: Verdict) -> Iterator[None]:
+    """Wrong values of a candidate that tampered are an attempt that failed, not a mistake."""
+    try:
+        yield
+    except Rejected as error:
+        if error.status == "incorrect" and session.tampered:
+            raise Rejected(
+                "hack",
+                f"tampering: {'; '.join(session.tampered[:3])}",
+                rule="tampering",
+                tampered=session.tampered,
+                values=error.message,
+            ) from error
+        raise
+
+
+def _replayed(outputs: Outputs, previous: Outputs) -> bool:
+    """Whether a call returned what the call before it had returned, bit for bit."""
+    return (
+        outputs.layout == previous.layout
+        and outputs.data is not None
+        and previous.data is not None
+        and torch.equal(outputs.data, previous.data)
+    )
+
+
+def _replay(trial: Trial) -> Rejected:
+    return Rejected(
+        "hack",
+        "forward() returned an earlier call's output for new inputs: it answers from memory",
+        rule="replayed_output",
+        trial=trial.kind.name,
+    )
+
+
+def _subclass(outputs: Outputs, trial: Trial) -> str:
+    found = str(outputs.facts.get("subclass") or "")[:80]
+    return "" if found == str(trial.outputs.facts.get("subclass") or "")[:80] else found
 
 
 def _launches(facts: dict[str, Any]) -> list[dict[str, Any]]:
@@ -370,11 +467,8 @@ def _launches(facts: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _times(outputs: Outputs) -> list[float]:
-    times = outputs.facts.get("times_us")
-    if not isinstance(times, list) or not times or not all(isinstance(t, float) and t > 0 for t in times):
-        raise Rejected("infra_error", "not measured: the timed calls gave no times")
-    return times
+def _own(rows: list[dict[str, Any]]) -> int:
+    return sum(row["count"] for row in rows if row["own"])
 
 
 @contextmanager

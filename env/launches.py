@@ -1,9 +1,11 @@
 """Which Triton kernels really run, and what happens when their effect is taken away.
 
 Runs in the worker, bound before foreign code comes in. A kernel is the candidate's own where its function was compiled
-from the candidate's file: identity, never a name. Knock-out removes the stores and atomics of own kernels (on a GPU
-when Triton builds the kernel, on the CPU in the interpreter): where the output then stays the same, the kernels do
-nothing that matters.
+from the candidate's file: identity, never a name. Two ways show what its kernels are worth. `withheld` leaves out
+launches of a process that has run already, which costs nothing and tells kernels apart. Knock-out, in a fresh process,
+removes the stores and atomics of own kernels (on a GPU when Triton builds the kernel, on the CPU in the interpreter),
+which reaches graphs and other ways round a launch too. Where the output then stays the same, they do nothing that
+matters.
 """
 
 from __future__ import annotations
@@ -13,22 +15,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_LAUNCHES = 10_000
+ALL = "*"
 
 
 @dataclass
 class LaunchLog:
-    """Launches since `clear`, in order. `own_file` is the candidate's path, set when it is loaded."""
+    """Launches since `clear`, in order. `own_file` is the candidate's path, set when it is loaded.
+
+    withheld: own kernels whose launches are left out, by name; ALL for every one of them.
+    """
 
     own_file: str = ""
     launches: list[tuple[str, bool]] = field(default_factory=list)
     own_running: bool = False
     around: Callable[[str, bool], Any] | None = None
+    withheld: frozenset[str] = frozenset()
 
     def clear(self) -> None:
         self.launches.clear()
 
-    def own_count(self) -> int:
-        return sum(own for _, own in self.launches)
+    def withholds(self, name: str, own: bool) -> bool:
+        return own and (name in self.withheld or ALL in self.withheld)
 
     def summary(self) -> list[dict[str, Any]]:
         """[{name, own, count}] in order of first launch."""
@@ -62,6 +69,8 @@ def install(log: LaunchLog, device: str) -> None:
         name, own = self.fn.__name__, self.fn.__code__.co_filename == log.own_file
         if not warmup and len(log.launches) < MAX_LAUNCHES:
             log.launches.append((name, own))
+        if log.withholds(name, own):
+            return None
         # While warming up as well: that compiles the kernel, which a knock-out must not miss.
         log.own_running = own
         try:
@@ -80,14 +89,19 @@ def knock_out(log: LaunchLog, device: str) -> None:
 
     Fresh memory is filled with NaN as well, so that an output which nobody wrote can't look right by chance.
     """
-    import torch
-
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    poison_fresh_memory()
     if device == "cuda":
         _knock_out_compiler(log)
     else:
         _knock_out_interpreter(log)
+
+
+def poison_fresh_memory() -> None:
+    """Let `torch.empty` give NaN, from now on."""
+    import torch
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
 
 
 def _knock_out_interpreter(log: LaunchLog) -> None:

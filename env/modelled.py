@@ -15,6 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from env.launches import LaunchLog
+
 # Chosen so that a launch and the traffic of a few thousand elements weigh about the same, as with real kernels of a
 # few million elements: with a GPU's true figures the miniature's problems would be all launch overhead.
 BANDWIDTH_BYTES_PER_US = 8_000.0
@@ -147,3 +149,15 @@ def interpreter_traffic(counter: TrafficCounter) -> Iterator[None]:
         yield
     finally:
         interpreter._interpreter = real
+
+
+def counted_call(model: Any, arguments: list, log: LaunchLog) -> tuple[Any, list[dict[str, Any]]]:
+    """One forward pass with its traffic counted. Returns its outputs and the table of `TrafficCounter.table`."""
+    counter = TrafficCounter()
+    log.around = counter.kernel
+    try:
+        with interpreter_traffic(counter), counter:
+            outputs = model(*arguments)
+    finally:
+        log.around = None
+    return outputs, counter.table()

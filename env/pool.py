@@ -1,8 +1,9 @@
 """Many evaluators, one queue: `Pool(...)`, `submit` → future, `close`.
 
 Runs in the driver, which never touches a GPU and never runs foreign code. One evaluator process is pinned to each GPU
-(or CPU slot). An evaluator that dies or hangs is replaced and its jobs are judged again; only when that fails too does
-a candidate get `infra_error`, which is nobody's fault.
+(or CPU slot), and on a GPU another one stands by with everything imported. An evaluator that dies or hangs is replaced
+and its jobs are judged again, one at a time, so that the one that did it is known: it gets `infra_error`, and isn't
+tried again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -32,6 +34,7 @@ from env.rules import Rules, spares_for
 ROOT = Path(__file__).resolve().parent.parent
 ATTEMPTS = 2
 START_TIMEOUT_S = 180
+REMEMBERED = 4096  # verdicts kept for equal answers
 CPU_LANES, GPU_LANES = 1, 10
 
 
@@ -46,6 +49,25 @@ class _Ticket:
     key: str
     attempts: int = 0
     started: float = 0.0
+    # Was in flight when an evaluator was lost: judged again with nobody beside it.
+    alone: bool = False
+
+
+@dataclass
+class _Evaluator:
+    """A process that is starting, standing by or serving."""
+
+    process: subprocess.Popen
+    connection: Connection
+    scratch: str = ""
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+        if self.scratch:
+            # One that was killed could not do it itself.
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 def visible_gpus() -> list[str]:
@@ -65,20 +87,32 @@ class Pool:
 
     device: "cpu" (Triton's interpreter, modelled times) or "cuda" (one evaluator a visible GPU). slots: evaluators; 0
     means one a GPU, or one a core on the CPU. seed: makes the judge's secret inputs reproducible; None draws a secret,
-    which is what a candidate can't have tuned to. Raises PoolError where the device isn't there or an evaluator doesn't
-    start.
+    which is what a candidate can't have tuned to. lanes: candidates that an evaluator has in work at once. gpus: those
+    to use, as CUDA_VISIBLE_DEVICES names them; None means all that are visible. standby: keep an evaluator ready for
+    when one is lost; None means on GPUs. Raises PoolError where the device isn't there or an evaluator doesn't start.
     """
 
     def __init__(
-        self, device: str = "cpu", slots: int = 0, seed: int | None = None, rules: Rules | None = None, lanes: int = 0
+        self,
+        device: str = "cpu",
+        slots: int = 0,
+        seed: int | None = None,
+        rules: Rules | None = None,
+        lanes: int = 0,
+        gpus: list[str] | None = None,
+        standby: bool | None = None,
     ):
         if device not in ("cpu", "cuda"):
             raise PoolError(f"unknown device {device!r}: use 'cpu' or 'cuda'")
         if slots < 0 or lanes < 0:
             raise PoolError(f"slots = {slots}, lanes = {lanes}: 0 means as many as the device allows, less is nothing")
-        gpus = visible_gpus() if device == "cuda" else []
-        if device == "cuda" and not gpus:
+        visible = visible_gpus() if device == "cuda" else []
+        if device == "cuda" and not visible:
             raise PoolError("no GPU is visible (nvidia-smi -L lists none): use --device cpu, or check the driver")
+        unknown = [gpu for gpu in gpus or [] if gpu not in visible]
+        if unknown:
+            raise PoolError(f"no such GPU: {', '.join(unknown)}; visible: {', '.join(visible) or 'none'}")
+        gpus = visible if gpus is None else gpus
         if device == "cuda" and slots > len(gpus):
             raise PoolError(
                 f"{slots} evaluators were asked for, but only {len(gpus)} GPUs are visible: timing needs one each"
@@ -91,7 +125,13 @@ class Pool:
         self.info: dict[str, Any] = {}
         self._queue: queue.Queue[_Ticket] = queue.Queue()
         self._ids = itertools.count()
-        self._known: dict[str, Future] = {}
+        self._alone: queue.Queue[_Ticket] = queue.Queue()
+        self._known: OrderedDict[str, Future] = OrderedDict()
+        # Answers that cost an evaluator its life while they were judged alone.
+        self._fatal: dict[str, str] = {}
+        self._standby_lock = threading.Lock()
+        self._keep_standby = device == "cuda" if standby is None else standby
+        self._standby: _Evaluator | None = None
         self._lock = threading.Lock()
         self._closing = False
         # The slowest honest verdict: every stage of both workers at its limit.
@@ -109,6 +149,7 @@ class Pool:
         except BaseException:
             self.close()
             raise
+        self._refill_standby()
 
     def __enter__(self) -> Pool:
         return self
@@ -134,7 +175,12 @@ class Pool:
             if known is not None:
                 return known
             future: Future = Future()
+            if key in self._fatal:
+                future.set_result(_lost(problem, f"not tried again: {self._fatal[key]}"))
+                return future
             self._known[key] = future
+            while len(self._known) > REMEMBERED and next(iter(self._known.values())).done():
+                self._known.popitem(last=False)
         self._queue.put(_Ticket(Job(next(self._ids), problem, response, raw), future, key))
         return future
 
@@ -145,11 +191,13 @@ class Pool:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(timeout=15)
-        while True:
-            try:
-                self._queue.get_nowait().future.cancel()
-            except queue.Empty:
-                break
+        with self._standby_lock:
+            if self._standby is not None:
+                self._standby.end()
+                self._standby = None
+        for left in (self._queue, self._alone):
+            while not left.empty():
+                left.get_nowait().future.cancel()
 
     # One thread an evaluator ---------------------------------------------------------------------------------------
 
@@ -158,7 +206,7 @@ class Pool:
         in_flight: dict[int, _Ticket] = {}
         while not self._closing:
             try:
-                process, connection, info = self._start(gpu)
+                evaluator, info = self._start(gpu)
             except PoolError as error:
                 if not started.done():
                     started.set_exception(error)
@@ -168,42 +216,60 @@ class Pool:
                 continue
             if not started.done():
                 started.set_result(info)
-            why = self._feed(process, connection, in_flight)
-            if why:
-                process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-            process.kill()
-            process.wait()
-            connection.close()
-            # One that was killed could not do it itself.
-            shutil.rmtree(info["scratch"], ignore_errors=True)
+            why = self._feed(evaluator.process, evaluator.connection, in_flight)
+            if not why:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    evaluator.process.wait(10)
+            evaluator.end()
             self._give_back(in_flight, why or "the pool was closed")
 
-    def _start(self, gpu: str) -> tuple[subprocess.Popen, Connection, dict]:
-        """Start an evaluator and wait until it can judge. Raises PoolError with its own words where it can't.
+    def _spawn(self) -> _Evaluator:
+        """Start an evaluator's process, which prepares what needs no GPU.
 
         Not multiprocessing.Process: "spawn" would import the driver's main module, and with it transformers, in every
         evaluator, and "fork" would copy a driver that has threads.
         """
         ours, theirs = multiprocessing.Pipe()
-        setup = Setup(self.device, gpu, self.lanes, self.rules, self.secret)
         process = subprocess.Popen(
             [sys.executable, "-m", "env.evaluator", str(theirs.fileno())],
             cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         theirs.close()
+        with contextlib.suppress(OSError):  # one that is gone already is found when it is asked
+            ours.send(Setup(self.device, self.lanes, self.rules, self.secret))
+        return _Evaluator(process, ours)
+
+    def _refill_standby(self) -> None:
+        with self._standby_lock:
+            if self._keep_standby and self._standby is None and not self._closing:
+                self._standby = self._spawn()
+
+    def _start(self, gpu: str) -> tuple[_Evaluator, dict]:
+        """An evaluator that can judge: the one that stands by, or a new one. Raises PoolError with its own words where
+        it can't."""
+        with self._standby_lock:
+            evaluator, self._standby = self._standby, None
+        evaluator = evaluator or self._spawn()
         try:
-            ours.send(setup)
-            kind, info = ours.recv() if ours.poll(START_TIMEOUT_S) else ("failed", f"no answer in {START_TIMEOUT_S} s")
+            kind, told = self._hear(evaluator)
+            if kind == "loaded":
+                evaluator.scratch = told
+                evaluator.connection.send(gpu)
+                kind, told = self._hear(evaluator)
         except (EOFError, OSError):
-            kind, info = "failed", "it ended while starting; its last words are above"
+            kind, told = "failed", "it ended while starting; its last words are above"
         if kind == "failed":
-            process.kill()
-            process.wait()
-            ours.close()
-            raise PoolError(f"an evaluator could not start on {self.device} {gpu}".rstrip() + f": {info}")
-        return process, ours, info
+            evaluator.end()
+            raise PoolError(f"an evaluator could not start on {self.device} {gpu}".rstrip() + f": {told}")
+        if self.info:  # not one of the first: this was a replacement
+            self._refill_standby()
+        return evaluator, told
+
+    @staticmethod
+    def _hear(evaluator: _Evaluator) -> tuple[str, Any]:
+        if not evaluator.connection.poll(START_TIMEOUT_S):
+            return "failed", f"no answer in {START_TIMEOUT_S} s"
+        return evaluator.connection.recv()
 
     def _feed(self, process: subprocess.Popen, connection: Connection, in_flight: dict[int, _Ticket]) -> str:
         """Send jobs and take verdicts until the pool closes (returns "") or the evaluator is lost (returns why)."""
@@ -212,19 +278,18 @@ class Pool:
                 if self._closing:
                     connection.send(None)
                     return ""
-                if len(in_flight) < self.lanes:
-                    with contextlib.suppress(queue.Empty):
-                        ticket = self._queue.get(timeout=0.02 if in_flight else 0.1)
-                        try:
-                            connection.send(ticket.job)
-                        except OSError:
-                            self._queue.put(ticket)  # it never arrived: that was no attempt
-                            raise
-                        ticket.started = time.monotonic()
-                        ticket.attempts += 1
-                        in_flight[ticket.job.id] = ticket
-                        continue
-                wait([connection], timeout=0.02 if len(in_flight) < self.lanes else 0.5)
+                room = len(in_flight) < self.lanes and not any(ticket.alone for ticket in in_flight.values())
+                if room and (ticket := self._next(in_flight)) is not None:
+                    try:
+                        connection.send(ticket.job)
+                    except OSError:
+                        (self._alone if ticket.alone else self._queue).put(ticket)  # it never arrived: no attempt
+                        raise
+                    ticket.started = time.monotonic()
+                    ticket.attempts += 1
+                    in_flight[ticket.job.id] = ticket
+                    continue
+                wait([connection], timeout=0.02 if room else 0.5)
                 while connection.poll():
                     _, job_id, data = connection.recv()
                     self._finish(in_flight.pop(job_id), Verdict.from_json(data))
@@ -235,21 +300,41 @@ class Pool:
         except (EOFError, OSError) as error:
             return f"the evaluator is gone ({error})"
 
+    def _next(self, in_flight: dict[int, _Ticket]) -> _Ticket | None:
+        if not in_flight and not self._alone.empty():
+            with contextlib.suppress(queue.Empty):  # another slot was quicker
+                return self._alone.get_nowait()
+        with contextlib.suppress(queue.Empty):
+            return self._queue.get(timeout=0.02 if in_flight else 0.1)
+        return None
+
     def _finish(self, ticket: _Ticket, verdict: Verdict) -> None:
         if verdict.status == "infra_error":
             if ticket.attempts < ATTEMPTS and not self._closing:
-                self._queue.put(ticket)
+                (self._alone if ticket.alone else self._queue).put(ticket)
                 return
             with self._lock:
                 self._known.pop(ticket.key, None)  # the machine's fault today need not be its fault tomorrow
         ticket.future.set_result(verdict)
 
     def _give_back(self, in_flight: dict[int, _Ticket], why: str) -> None:
+        """What an evaluator had in work when it was lost: judged again, alone, unless it was alone already."""
         for ticket in list(in_flight.values()):
             if self._closing:
                 ticket.future.cancel()
                 continue
-            verdict = Verdict(status="infra_error", message=why, problem_sha256=ticket.job.problem.sha256)
-            verdict.feedback = render(verdict)
-            self._finish(ticket, verdict)
+            if ticket.alone:
+                with self._lock:
+                    self._fatal[ticket.key] = why
+                    self._known.pop(ticket.key, None)
+                ticket.future.set_result(_lost(ticket.job.problem, why))
+                continue
+            ticket.alone = True
+            self._alone.put(ticket)
         in_flight.clear()
+
+
+def _lost(problem: Problem, why: str) -> Verdict:
+    verdict = Verdict(status="infra_error", message=why, problem_sha256=problem.sha256)
+    verdict.feedback = render(verdict)
+    return verdict

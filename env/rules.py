@@ -47,6 +47,11 @@ class Rules:
             raise ValueError(f"trials = {self.trials}: at least one is needed to know whether a candidate is right")
 
 
+    def describe(self) -> str:
+        """In a word or two, for the verdict: by which rules it was reached."""
+        return f"{self.name}, float32 as {self.precision}, {self.reference} reference, {self.trials} trials"
+
+
 PROFILES = {
     "default": Rules(),
     # KernelBench since its version 0.1: torch.allclose with 1e-4 for float32 and 1e-2 below, five trials, the mean of

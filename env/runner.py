@@ -8,8 +8,10 @@ Loaded by the fork server before forking (`preload`), so that a worker starts in
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import importlib.util
+import os
 import re
 import sys
 import traceback
@@ -17,9 +19,10 @@ from typing import Any
 
 import torch
 
-from env import tensors
+from env import distributions, tensors
 from env.buffers import Buffer
-from env.launches import LaunchLog, install, knock_out
+from env.launches import LaunchLog, install, knock_out, poison_fresh_memory
+from env.watch import Watch
 from env.wire import Wire, WireError
 
 MAX_TEXT = 4000
@@ -29,6 +32,7 @@ MAX_CACHED_BYTES = 2 << 30
 def preload(device: str) -> None:
     """Import what workers need, once, in the fork server. No torch operator may run here."""
     import torch._dynamo  # (its import replaces torch.manual_seed: before any foreign code, not after)
+    import torch._inductor  # (what torch.profiler imports at its first use: 5 s of every process otherwise)
     import torch.utils.deterministic
     import triton
     import triton.language
@@ -100,24 +104,34 @@ class Runner:
         self.model: Any = None
         self.initial: dict[str, torch.Tensor] = {}
         self.path = ""
-        self.flush: torch.Tensor | None = None
+        self.tf32 = False
+        self.watch: Watch | None = None
+        self.bench: Any = None
         install(self.log, device)
 
     def op_warm(self, request: dict) -> dict:
-        """Pay for what is slow and doesn't depend on the candidate: context, profiler."""
+        """Pay for what is slow and doesn't depend on the candidate: context, profiler, what timed calls need."""
         torch.set_num_threads(1)
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
+        if request["gpu"]:
+            os.environ["CUDA_VISIBLE_DEVICES"] = request["gpu"]  # read when CUDA starts, below
+        self.tf32 = request["precision"] == "tf32"
+        # Triton reads it when it compiles; a GPU's matrix units round float32 to 10 bits unless told otherwise.
+        os.environ["TRITON_F32_DEFAULT"] = request["precision"]
+        self._keep_policy()
         if self.device == "cuda":
-            torch.zeros(1, device="cuda")
-            # Cold L2 for timed calls: more than the cache of any GPU at hand.
-            self.flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-            if request.get("profiler"):
-                from env.profile import warm_profiler
+            from env.bench import Bench, shorten_autotuning
+            from env.profile import warm_profiler
 
-                warm_profiler()
+            shorten_autotuning()
+            self.bench = Bench()
+            warm_profiler()
             torch.cuda.synchronize()
         return {"ok": True}
+
+    def _keep_policy(self) -> None:
+        """One precision for both sides: what a candidate set for the whole process doesn't count."""
+        torch.backends.cuda.matmul.allow_tf32 = self.tf32
+        torch.backends.cudnn.allow_tf32 = self.tf32
 
     def op_attach(self, request: dict, fds: list[int]) -> dict:
         old = self.buffers.pop(request["name"], None)
@@ -132,6 +146,8 @@ class Runner:
         with open(self.path, "w", encoding="utf-8", errors="surrogatepass") as file:
             file.write(request["source"])
         self.log.own_file = self.path
+        if request["watch"]:
+            self.watch = Watch(request["watch"], self.device)
         if request.get("knockout"):
             knock_out(self.log, self.device)
         spec = importlib.util.spec_from_file_location(request["module"], self.path)
@@ -141,7 +157,10 @@ class Runner:
         self.module = module
         if not isinstance(getattr(module, request["class"], None), type):
             raise TypeError(f"{request['class']} is not a class after the module was executed")
-        return {"ok": True}
+        return {"ok": True, **self._tampered()}
+
+    def _tampered(self) -> dict[str, list[str]]:
+        return {"tampered": self.watch.report() if self.watch is not None else []}
 
     def op_init_inputs(self, request: dict) -> dict:
         arguments = self.module.get_init_inputs()
@@ -164,8 +183,11 @@ class Runner:
         if not isinstance(self.model, torch.nn.Module):
             raise TypeError(f"{request['class']} doesn't build a torch.nn.Module")
         self.model.to(self.device)
+        if request.get("compile"):
+            torch._dynamo.config.disable = False
+            self.model = torch.compile(self.model)
         self._keep_state()
-        return {"ok": True}
+        return {"ok": True, **self._tampered()}
 
     def _keep_state(self) -> None:
         self.initial = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
@@ -192,9 +214,9 @@ class Runner:
     def op_make_inputs(self, request: dict) -> dict:
         torch.manual_seed(request["seed"])
         # On a GPU the draws happen there: gigabytes from the host's generator would take many seconds.
-        with torch.device(self.device):
+        with torch.device(self.device), distributions.drawing(request["distribution"]):
             inputs = self.module.get_inputs()
-        inputs = _to_device(inputs, self.device)
+        inputs = tensors.map_tensors(inputs, lambda tensor: tensor.to(self.device))
         layout, held, nbytes = tensors.plan(inputs, keep_strides=True)
         self.held["inputs"] = (layout, held)
         return {"ok": True, "layout": layout, "nbytes": nbytes}
@@ -227,46 +249,87 @@ class Runner:
             for name, value in self.model.state_dict().items():
                 value.copy_(self.initial[name])
         self.model.train(request["train"])
+        self._keep_policy()
         # A random reference (dropout) is at least the same function on both sides.
         torch.manual_seed(request["seed"])
 
     def _hold_outputs(self, outputs: Any) -> dict:
         """Copy the outputs to the judge's buffer where they fit. What doesn't is wrong: the judge knows the size."""
-        layout, held, nbytes = tensors.plan(outputs, keep_strides=False)
-        self.held["outputs"] = (layout, held)
-        buffer = self.buffers.get("outputs")
-        packed = buffer is not None and nbytes <= buffer.nbytes
-        if packed:
-            tensors.pack(layout, held, buffer.tensor)
-            self.held.pop("outputs")
-        return {"layout": layout, "nbytes": nbytes, "packed": packed}
+        subclass = _foreign_subclass(outputs)
+        # A tensor that computes itself when it is looked at is looked at as the memory that it is.
+        with torch._C.DisableTorchFunctionSubclass():
+            layout, held, nbytes = tensors.plan(outputs, keep_strides=False)
+            self.held["outputs"] = (layout, held)
+            buffer = self.buffers.get("outputs")
+            packed = buffer is not None and nbytes <= buffer.nbytes
+            if packed:
+                tensors.pack(layout, held, buffer.tensor)
+                self.held.pop("outputs")
+        return {"layout": layout, "nbytes": nbytes, "packed": packed, "subclass": subclass}
 
     def op_run(self, request: dict) -> dict:
         """One forward pass on the judge's inputs, from the first state."""
+        if self.watch is not None and request.get("bait"):
+            self.watch.lay_expected([(shape, tensors.DTYPES[dtype]) for shape, dtype in request["bait"]])
         arguments = self._arguments(request)
         self._reset(request)
         self.log.clear()
         with torch.set_grad_enabled(request["grad"]):
             outputs = self.model(*arguments)
+        launches = self.log.summary()
+        # Whether work was joined to the stream is asked when it is timed; here only its values count.
+        self._synchronise()
         facts = self._hold_outputs(outputs)
         del outputs
         self._give_back_memory()
-        return {"ok": True, **facts, "launches": self.log.summary()}
+        return {"ok": True, **facts, "launches": launches, **self._tampered()}
 
-    def op_time(self, request: dict) -> dict:
-        """Times on a GPU by CUDA events (`env.timing`), on the CPU modelled ones; the last call's outputs are handed
-        over.
-        """
+    def op_run_double(self, request: dict) -> dict:
+        """The same forward pass in float64, for what the reference's own rounding amounts to."""
+        arguments = tensors.map_tensors(self._arguments(request), _double)
+        self._reset(request)
+        model = copy.deepcopy(self.model).double()
+        with torch.no_grad():
+            outputs = model(*arguments)
+        self._synchronise()
+        layout, held, nbytes = tensors.plan(outputs, keep_strides=False)
+        self.held["double"] = (layout, held)
+        return {"ok": True, "layout": layout, "nbytes": nbytes}
+
+    def op_effect(self, request: dict) -> dict:
+        """A forward pass without the launches of some own kernels. Fresh memory is NaN: nothing is inherited."""
+        arguments = self._arguments(request)
+        self._reset(request)
+        poison_fresh_memory()
+        self.log.withheld = frozenset(request["kernels"])
+        try:
+            with torch.no_grad():
+                outputs = self.model(*arguments)
+            self._synchronise()
+            facts = self._hold_outputs(outputs)
+        finally:
+            self.log.withheld = frozenset()
+        return {"ok": True, **facts}
+
+    def op_model_time(self, request: dict) -> dict:
+        """Modelled times of one forward pass (CPU)."""
+        from env.modelled import counted_call
+
         arguments = self._arguments(request)
         self._reset(request)
         self.log.clear()
-        from env.timing import timed_calls
-
         with torch.no_grad():
-            outputs, facts = timed_calls(self.model, arguments, self.log, request["calls"], self.flush)
-        facts.update(self._hold_outputs(outputs))
-        self._synchronise()
-        return {"ok": True, **facts, "launches": self.log.summary()}
+            outputs, rows = counted_call(self.model, arguments, self.log)
+        launches = self.log.summary()
+        return {"ok": True, "rows": rows, **self._hold_outputs(outputs), "launches": launches, **self._tampered()}
+
+    def op_time(self, request: dict) -> dict:
+        """A block of timed calls on a GPU (`env.bench`), each call's outputs copied out as soon as it returns."""
+        self._reset(request)
+        self.log.clear()
+        with torch.no_grad():
+            facts = self.bench.block(self.model, self.buffers, request)
+        return {"ok": True, **facts, "launches": self.log.summary(), **self._tampered()}
 
     def op_profile(self, request: dict) -> dict:
         """Kernel table of one forward pass on a GPU."""
@@ -279,14 +342,16 @@ class Runner:
         return {"ok": True, "rows": rows}
 
 
-def _to_device(tree: Any, device: str) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return tree.to(device)
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_to_device(item, device) for item in tree)
-    if isinstance(tree, dict):
-        return {key: _to_device(value, device) for key, value in tree.items()}
-    return tree
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _foreign_subclass(tree: Any) -> str:
+    """Name of a tensor class that isn't torch's own, among the outputs; empty where there is none."""
+    for leaf in tensors.leaves(tree):
+        if isinstance(leaf, torch.Tensor) and type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+            return type(leaf).__name__[:80]
+    return ""
 
 
 def serve(wire: Wire, device: str, isolation: dict[str, str]) -> None:

@@ -53,6 +53,7 @@ class Session:
         self.buffers: dict[str, Buffer] = {}
         self.inputs_layout: dict[str, Any] = {}
         self.compiled = False
+        self.tampered: list[str] = []
 
     def ask(self, op: str, timeout_s: float, **request: Any) -> dict[str, Any]:
         reply = self.worker.call(op, timeout_s, **request)
@@ -60,25 +61,46 @@ class Session:
             raise ForeignError(reply)
         return reply
 
-    def load(self, source: str, name: str, module: str, knockout: bool = False) -> None:
-        path = f"{self.worker.scratch}/{module}.py"
-        self.ask(
-            "load",
-            self.compile_timeout_s,
-            source=source,
-            path=path,
-            module=module,
-            knockout=knockout,
-            **{"class": name},
+    def load(self, source: str, name: str, module: str, knockout: bool = False, watch: str = "") -> None:
+        """Execute a source as a module. watch: name of the reference's class to lay baits under (`env.watch`)."""
+        self.facts(
+            self.ask(
+                "load",
+                self.compile_timeout_s,
+                source=source,
+                path=f"{self.worker.scratch}/{module}.py",
+                module=module,
+                knockout=knockout,
+                watch=watch,
+                **{"class": name},
+            )
         )
+
+    def facts(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """Note what a reply says beside its answer: tampering, once seen, isn't forgotten."""
+        found = reply.get("tampered")
+        if isinstance(found, list):
+            self.tampered += [str(what)[:200] for what in found[:16] if str(what)[:200] not in self.tampered]
+        return reply
 
     def init_inputs(self) -> dict[str, Any]:
         layout = self.ask("init_inputs", self.run_timeout_s)["layout"]
         tensors.check_layout(layout, 0)
         return layout
 
-    def build(self, name: str, layout: dict[str, Any], seed: int) -> None:
-        self.ask("build", self.run_timeout_s, layout=layout, seed=seed, **{"class": name})
+    def build(self, name: str, layout: dict[str, Any], seed: int, compiled: bool = False) -> None:
+        """Construct the model; a second time: another instance in the first one's place."""
+        request = {"layout": layout, "seed": seed, "compile": compiled, "class": name}
+        self.facts(self.ask("build", self.run_timeout_s, **request))
+
+    def load_state(self, state: tuple[dict[str, Any], torch.Tensor]) -> bool:
+        """Weights into the model where names, shapes and dtypes agree. Returns whether they did."""
+        layout, data = state
+        if not layout["items"]:
+            return True
+        self.fill("state", data)
+        reply = self.ask("load_state", self.run_timeout_s, layout=layout, buffer="state")
+        return reply.get("synchronised") is True
 
     def buffer(self, name: str, nbytes: int) -> Buffer:
         """The buffer of that name, replaced by a larger one where it is too small."""
@@ -98,7 +120,7 @@ class Session:
         reply = self.ask(op, self.run_timeout_s, **request)
         lent = self.buffer(buffer, _size(reply))
         self.ask("pack", self.run_timeout_s, name=what, buffer=buffer)
-        layout = _checked(reply, lent.nbytes)
+        layout = checked_layout(reply, lent.nbytes)
         with self.gate:
             return layout, lent.tensor[: _size(reply)].clone()
 
@@ -114,16 +136,25 @@ class Session:
             buffer.tensor[: data.numel()].copy_(data)
             self.synchronise()
 
+    def run(self, expected_bytes: int = 0, **request: Any) -> Outputs:
+        """A forward pass on the inputs that were set. `expected_bytes`: bytes of the reference's outputs."""
+        return self.call("run", expected_bytes, **request)
+
+    def poison(self, nbytes: int) -> Buffer:
+        """The outputs' buffer, filled so that what was never written, or written too late, can't look right: NaN in
+        every float."""
+        buffer = self.buffer("outputs", nbytes)
+        with self.gate:
+            buffer.tensor.fill_(0xFF)
+            self.synchronise()
+        return buffer
+
     def call(self, op: str, expected_bytes: int = 0, **request: Any) -> Outputs:
-        """Run `run` or `time` on the inputs that were set. `expected_bytes`: bytes of the reference's outputs."""
+        """An operation that returns the model's outputs for the inputs that were set."""
         if expected_bytes:
-            # NaN in every float: an output that was never written, or written too late, can't look right.
-            buffer = self.buffer("outputs", expected_bytes)
-            with self.gate:
-                buffer.tensor.fill_(0xFF)
-                self.synchronise()
+            self.poison(expected_bytes)
         timeout_s = self.run_timeout_s if self.compiled else self.compile_timeout_s + self.run_timeout_s
-        reply = self.ask(op, timeout_s, layout=self.inputs_layout, **request)
+        reply = self.facts(self.ask(op, timeout_s, layout=self.inputs_layout, **request))
         self.compiled = True
         if not reply.get("packed") and not expected_bytes:
             self.buffer("outputs", _size(reply))
@@ -132,11 +163,11 @@ class Session:
         data = None
         if reply.get("packed"):
             buffer = self.buffers["outputs"]
-            layout = _checked(reply, buffer.nbytes)
+            layout = checked_layout(reply, buffer.nbytes)
             with self.gate:
                 data = buffer.tensor[: _size(reply)].clone()
         else:
-            layout = _checked(reply, 1 << 62)
+            layout = checked_layout(reply, 1 << 62)
         with self.gate:
             return Outputs(layout, data, reply, self._mutated())
 
@@ -171,7 +202,8 @@ def _size(reply: dict[str, Any]) -> int:
     return nbytes
 
 
-def _checked(reply: dict[str, Any], capacity: int) -> dict[str, Any]:
+def checked_layout(reply: dict[str, Any], capacity: int) -> dict[str, Any]:
+    """The layout in a reply, once it is known to lie within `capacity` bytes. Raises ProtocolError."""
     try:
         tensors.check_layout(reply.get("layout"), capacity)
     except tensors.LayoutError as error:

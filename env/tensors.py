@@ -8,6 +8,7 @@ checked against the buffer's size before anything is read (`check_layout`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -139,6 +140,28 @@ def unpack(layout: dict[str, Any], buffer: torch.Tensor) -> Any:
     if kind == "dict":
         return dict(zip(layout["keys"], items, strict=True))
     return items if kind == "list" else tuple(items)
+
+
+def map_tensors(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same tree with `function` applied to each of its tensors."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_tensors(item, function) for item in tree)
+    if isinstance(tree, dict):
+        return {key: map_tensors(value, function) for key, value in tree.items()}
+    return tree
+
+
+def leaves(tree: Any, depth: int = 0) -> Iterator[Any]:
+    """What a tree of lists, tuples and dicts holds, down to the depth that a layout may have."""
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, (list, tuple)) and depth <= MAX_DEPTH:
+        for item in tree:
+            yield from leaves(item, depth + 1)
+    else:
+        yield tree
 
 
 def _is_plain(node: dict[str, Any]) -> bool:

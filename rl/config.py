@@ -44,8 +44,14 @@ class Problems:
 
 @dataclass(frozen=True)
 class Env:
-    """The judge. `slots` 0: as many as the device allows; `trials`: random inputs a candidate must match."""
+    """The judge. `slots` 0: as many as the device allows; `trials`: random inputs a candidate must match. `profile`,
+    `precision`, `reference`, `time`: by whose rules values and times are judged (`env.rules`).
+    """
 
+    profile: Literal["default", "kernelbench", "paper"] = "default"
+    precision: Literal["ieee", "tf32"] = "ieee"
+    reference: Literal["eager", "compile"] = "eager"
+    time: Literal["eager", "device"] = "eager"
     slots: int = ranged(0, low=0)
     trials: int = ranged(5, low=1)
     compile_timeout_s: float = ranged(60.0, above=0)

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from env.pool import Pool
 from env.records import Problem, Verdict
-from env.rules import Rules, spares_for
+from env.rules import rules_for
 from rl import prompts, seeding
 from rl.config import Config, Reward
 from rl.engines.base import Completion, Engine, Sampling
@@ -143,11 +143,15 @@ def write_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
 def make_pool(config: Config) -> Pool:
     """The judge of a run. On the CPU its secret inputs come from the run's seed, so that equal runs have equal
     verdicts; on a GPU, where timings differ anyway, they are drawn anew."""
-    rules = Rules(
+    rules = rules_for(
+        config.env.profile,
+        config.device,
         trials=config.env.trials,
+        precision=config.env.precision,
+        reference=config.env.reference,
+        rewarded_time=config.env.time,
         compile_timeout_s=config.env.compile_timeout_s,
         run_timeout_s=config.env.run_timeout_s,
-        spares=spares_for(config.device),
     )
     seed = seeding.derive(config.seed, "judge") if config.device == "cpu" else None
     return Pool(device=config.device, slots=config.env.slots, seed=seed, rules=rules)

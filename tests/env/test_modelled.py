@@ -11,8 +11,15 @@ import triton.language as tl
 
 from env import modelled
 from env.launches import LaunchLog, install
-from env.modelled import BANDWIDTH_BYTES_PER_US, LAUNCH_US, TrafficCounter, floor_us, interpreter_traffic, modelled_us
-from env.timing import timed_calls
+from env.modelled import (
+    BANDWIDTH_BYTES_PER_US,
+    LAUNCH_US,
+    TrafficCounter,
+    counted_call,
+    floor_us,
+    interpreter_traffic,
+    modelled_us,
+)
 
 pytestmark = [
     pytest.mark.budget(20),
@@ -75,9 +82,9 @@ def log(monkeypatch):
 
 
 def table(log: LaunchLog, call) -> dict[str, dict]:
-    _, facts = timed_calls(call, [], log, 1, None)
-    assert all(row["time_us"] == modelled_us(row["bytes"], row["count"]) for row in facts["rows"])
-    return {row["name"]: row for row in facts["rows"]}
+    _, rows = counted_call(call, [], log)
+    assert all(row["time_us"] == modelled_us(row["bytes"], row["count"]) for row in rows)
+    return {row["name"]: row for row in rows}
 
 
 def torch_bytes(call) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from env.timing import interval
+from env.timing import interval, middle_mean, relative_error
 
 pytestmark = pytest.mark.budget(20)
 
@@ -28,10 +28,34 @@ def test_known_ratio():
     assert found["speedup_high"] / found["speedup_low"] < 1.15
 
 
-def test_medians_are_those_of_all_calls():
+def test_times_are_those_of_the_middle_half_of_all_calls():
     reference, candidate = [[1.0, 2.0, 30.0], [4.0, 5.0]], [[1.0], [2.0, 3.0]]
     found = interval(reference, candidate, seed=0)
-    assert found["reference_us"] == 4.0 and found["candidate_us"] == 2.0 and found["speedup"] == 2.0
+    assert found["reference_us"] == pytest.approx((2.0 + 4.0 + 5.0) / 3)
+    assert found["candidate_us"] == 2.0 and found["speedup"] == pytest.approx(11.0 / 6)
+
+
+def test_a_mean_where_others_report_one():
+    found = interval([[1.0, 2.0, 30.0]], [[1.0, 1.0, 4.0]], seed=0, mean=True)
+    assert found["reference_us"] == 11.0 and found["candidate_us"] == 2.0
+
+
+def test_middle_mean_is_what_a_plain_loop_makes():
+    rng = np.random.default_rng(3)
+    for count in (1, 2, 3, 4, 5, 11, 40):
+        times = list(rng.random(count))
+        kept = sorted(times)[count // 4 : count - count // 4]
+        assert middle_mean(np.array(times)) == pytest.approx(sum(kept) / len(kept))
+
+
+def test_relative_error_is_the_spread_of_repeated_measurements():
+    """The quick estimate that ends a measurement says about what repeating it would show."""
+    found, centers = [], []
+    for run in range(200):
+        blocks = noisy(np.random.default_rng(run), 100.0)
+        found.append(relative_error(blocks))
+        centers.append(float(middle_mean(np.concatenate(blocks))))
+    assert np.mean(found) == pytest.approx(np.std(centers) / np.mean(centers), rel=0.5)
 
 
 def test_interval_covers_the_true_ratio_about_as_often_as_it_says(monkeypatch):

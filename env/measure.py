@@ -1,0 +1,278 @@
+"""The two programs timed against each other, alone on the GPU, until the ratio is known well enough.
+
+Runs in the evaluator. The workers' times are claims of processes that run foreign code (`attested`); what bounds them
+is the judge's own: its clock over each block, the bytes that must move, and the outputs of the timed calls, which it
+compares. Where claim and clock disagree beyond noise, nothing was measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from env import timing
+from env.bench import aligned
+from env.compare import Tolerance, compare
+from env.profile_table import valid_rows
+from env.reference import Reference, Rejected, Trial
+from env.rules import Rules
+from env.session import ProtocolError, Session, checked_layout
+from env.tensors import tensor_nodes
+
+MODES = ("eager", "device")
+# Exclusive seconds a verdict: what the stop rule may use. A round that has begun is finished.
+BUDGET_S = 0.045
+TARGET = {"eager": 0.010, "device": 0.003}  # standard error of the ratio at which it may stop earlier
+MIN_ROUNDS, MAX_ROUNDS = 2, 12
+BLOCK_US = 3_000.0  # of one mode; shorter blocks would be all switching
+MIN_CALLS, MAX_CALLS = 3, 12
+# What the judge's clock can't see: the host's own jitter between two synchronised calls.
+CLOCK_SLACK_US, CLOCK_SLACK_SHARE = 40.0, 0.25
+WORKING_COPY_BYTES = 1 << 30
+OUTPUTS_BYTES = 256 << 20
+# No GPU writes faster than this to memory (an H200: 4.8 TB/s), nor than this to its cache.
+MEMORY_BYTES_PER_US, CACHE_BYTES_PER_US, CACHE_BYTES = 5.5e6, 2.5e7, 128 << 20
+EMPTY_CALL_US = 1.0  # two events in a row take 1.3 us on an H200
+
+
+@dataclass
+class Side:
+    """One of the two programs: its session and what was claimed of it, by mode and block."""
+
+    session: Session
+    times_us: dict[str, list[list[float]]] = field(default_factory=lambda: {mode: [] for mode in MODES})
+    overhead_us: list[float] = field(default_factory=list)
+    host_us: float = 50.0
+    outputs: list[tuple[int, dict, torch.Tensor]] = field(default_factory=list)
+    launches: list[list[dict[str, Any]]] = field(default_factory=list)
+    calls: int = 0
+
+
+@dataclass
+class Measurement:
+    """times: {mode: {reference_us, candidate_us, speedup, speedup_low, speedup_high}}; `rows`: kernel table."""
+
+    times: dict[str, dict[str, float]]
+    rows: list[dict[str, Any]]
+    exclusive_s: float
+    evidence: dict[str, Any]
+
+
+class Stopwatch:
+    """Times one candidate against its reference on `sets` of inputs that it hasn't met."""
+
+    def __init__(self, reference: Reference, session: Session, sets: list[Trial], rules: Rules, tolerance: Tolerance):
+        self.reference = reference
+        self.rules = rules
+        self.sets = sets
+        self.tolerance = tolerance
+        self.gate = session.gate
+        self.sides = {"reference": Side(reference.session), "candidate": Side(session)}
+        self.stride = aligned(max(trial.inputs.numel() for trial in sets))
+        self.slot = aligned(max(trial.outputs.data.numel() for trial in sets))
+        if len({str(trial.layout) for trial in sets}) != 1:
+            raise Rejected("infra_error", "not measured: get_inputs() gives other shapes with every seed")
+        self.keeps_all = self.slot * 2 * MAX_CALLS <= OUTPUTS_BYTES
+
+    # Preparation, off the clock -------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Lend both sides the inputs, and let both run once each way: what is slow at first is over then."""
+        for name, side in self.sides.items():
+            session = side.session
+            session.buffer("outputs", self.slot * (2 * MAX_CALLS if self.keeps_all else 1))
+            lent = (id(session.buffer("sets", self.stride * len(self.sets))), self.stride)
+            if name == "candidate" or self.reference.lent_sets != lent:
+                with self.gate:
+                    for number, trial in enumerate(self.sets):
+                        at = number * self.stride
+                        session.buffers["sets"].tensor[at : at + trial.inputs.numel()].copy_(trial.inputs)
+                    session.synchronise()
+                if name == "reference":
+                    self.reference.lent_sets = lent
+            facts = self._ask(side, [[0, "eager"], [1 % len(self.sets), "device"], [0, "eager"], [0, "device"]])[0]
+            side.host_us = _numbers(facts, "host_us")[-1]
+            side.session.facts(facts)
+        quick = max(min(_numbers(facts, "times_us")[2:]), 1.0)
+        self.calls = int(max(MIN_CALLS, min(MAX_CALLS, BLOCK_US / quick)))
+
+    def _ask(self, side: Side, calls: list[list[Any]]) -> tuple[dict[str, Any], float]:
+        """A block of timed calls. Returns (the worker's claims, seconds by the judge's clock)."""
+        before = time.perf_counter()
+        reply = side.session.ask(
+            "time",
+            self.rules.run_timeout_s,
+            layout=self.sets[0].layout,
+            stride=self.stride,
+            slot=self.slot if self.keeps_all else 0,
+            calls=calls,
+            sleep_us=side.host_us * 1.5 + 20.0,
+            cold=self.rules.mean_of is None,
+            copies=self.stride <= WORKING_COPY_BYTES,
+            train=True,
+            seed=0,
+        )
+        return reply, time.perf_counter() - before
+
+    # Alone on the GPU -----------------------------------------------------------------------------------------------
+
+    def measure(self) -> Measurement:
+        """Raises Rejected where nothing could be measured, and what a session raises where a program fails."""
+        self.prepare()
+        reference, candidate = self.sides["reference"], self.sides["candidate"]
+        workers = [reference.session.worker, candidate.session.worker]
+        with self.gate.alone(workers):
+            started = time.perf_counter()
+            self.gate.wait_until_quiet()
+            rounds = self._fixed_rounds() if self.rules.mean_of else self._rounds(started)
+            rows = self._profile(candidate)
+            exclusive_s = time.perf_counter() - started
+        times = {
+            mode: timing.interval(
+                reference.times_us[mode], candidate.times_us[mode], seed=0, mean=self.rules.mean_of is not None
+            )
+            for mode in MODES
+            if reference.times_us[mode]
+        }
+        evidence = {"rounds": rounds, "calls": candidate.calls, "clock": self._check_clock()}
+        self._check_floor(times)
+        evidence["timed_outputs"] = self._check_outputs()
+        return Measurement(times, rows, exclusive_s, evidence)
+
+    def _rounds(self, started: float) -> int:
+        """ABBA until both ratios are known to their target, or the budget is used."""
+        for number in range(MAX_ROUNDS):
+            for name in ("reference", "candidate", "candidate", "reference"):
+                self._block(self.sides[name], number, MODES)
+            if number + 1 < MIN_ROUNDS:
+                continue
+            if time.perf_counter() - started > BUDGET_S or all(self._error(mode) < TARGET[mode] for mode in MODES):
+                return number + 1
+        return MAX_ROUNDS
+
+    def _fixed_rounds(self) -> int:
+        """As others measure: a fixed number of warm calls a side, eager."""
+        self.calls = max(1, self.rules.mean_of // 4)
+        for number in range(2):
+            for name in ("reference", "candidate", "candidate", "reference"):
+                self._block(self.sides[name], number, ("eager",))
+        return 2
+
+    def _error(self, mode: str) -> float:
+        errors = [timing.relative_error(side.times_us[mode]) for side in self.sides.values()]
+        return sum(error * error for error in errors) ** 0.5
+
+    def _block(self, side: Side, number: int, modes: tuple[str, ...]) -> None:
+        order = [(side.calls + i) % len(self.sets) for i in range(self.calls)]
+        calls = [[index, mode] for mode in modes for index in order]
+        if self.keeps_all:
+            side.session.poison(self.slot * len(calls))
+        others = [other.session.worker for other in self.sides.values() if other is not side]
+        for worker in others:
+            worker.pause()
+        try:
+            facts, seconds = self._ask(side, calls)
+        finally:
+            for worker in others:
+                worker.resume()
+        times = _numbers(facts, "times_us")
+        if len(times) != len(calls):
+            raise Rejected("infra_error", "not measured: the timed calls gave no times")
+        for mode in modes:
+            side.times_us[mode].append([t for t, (_, asked) in zip(times, calls) if asked == mode])
+        sleeps = sum(max(60.0, side.host_us * 1.5 + 20.0) for _, mode in calls if mode == "device")
+        side.overhead_us.append((seconds * 1e6 - sum(times) - sleeps) / len(calls))
+        side.calls += len(calls)
+        side.launches.append(facts.get("launches"))
+        self._snapshot(side, facts, calls)
+
+    def _snapshot(self, side: Side, facts: dict[str, Any], calls: list[list[Any]]) -> None:
+        """Private copies of the outputs: compared when the GPU is free for others again."""
+        replies = facts.get("outputs")
+        if not isinstance(replies, list) or len(replies) != len(calls) or not all(isinstance(r, dict) for r in replies):
+            raise ProtocolError("timed calls without their outputs")
+        kept = self.slot * len(calls) if self.keeps_all else self.slot
+        with self.gate:
+            data = side.session.buffers["outputs"].tensor[:kept].clone()
+        for number, (reply, (index, _)) in enumerate(zip(replies, calls)):
+            if not self.keeps_all and number < len(calls) - 1:
+                continue
+            if reply.get("packed") is not True:
+                raise ProtocolError("a timed call returned outputs of another size")
+            at = number * self.slot if self.keeps_all else 0
+            side.outputs.append((index, checked_layout(reply, self.slot), data[at : at + self.slot]))
+
+    def _profile(self, candidate: Side) -> list[dict[str, Any]]:
+        session, trial = candidate.session, self.sets[0]
+        session.set_inputs(trial.layout, trial.inputs)
+        return valid_rows(
+            session.ask("profile", self.rules.run_timeout_s, layout=trial.layout, train=True, seed=0).get("rows")
+        )
+
+    # What bounds the claims -----------------------------------------------------------------------------------------
+
+    def _check_clock(self) -> dict[str, float]:
+        """A call costs both sides the same beside what it claims (copies, flush, synchronisation): a candidate that
+        claims less than it took, or skips the flush, is off by the difference."""
+        reference, candidate = self.sides["reference"], self.sides["candidate"]
+        expected = statistics.median(reference.overhead_us)
+        found = statistics.median(candidate.overhead_us)
+        claim = statistics.median(t for mode in MODES for block in candidate.times_us[mode] for t in block)
+        # The candidate's host time may hide behind the flush, or add to a call that is all launches.
+        slack = CLOCK_SLACK_US + CLOCK_SLACK_SHARE * (claim + expected) + abs(candidate.host_us - reference.host_us)
+        clock = {"expected_us": round(expected, 1), "found_us": round(found, 1), "slack_us": round(slack, 1)}
+        if abs(found - expected) > slack:
+            raise Rejected(
+                "infra_error",
+                f"not measured: beside the times that were claimed, a call took {found:.0f} us by the judge's clock "
+                f"where the reference took {expected:.0f} us",
+                clock=clock,
+            )
+        return clock
+
+    def _check_floor(self, times: dict[str, dict[str, float]]) -> None:
+        nbytes = sum(node["nbytes"] for node in tensor_nodes(self.sets[0].outputs.layout))
+        rate = MEMORY_BYTES_PER_US if nbytes > CACHE_BYTES else CACHE_BYTES_PER_US
+        floor = max(EMPTY_CALL_US, nbytes / rate)
+        for found in times.values():
+            if found["candidate_us"] < floor:
+                raise Rejected(
+                    "infra_error",
+                    f"not measured: {found['candidate_us']:.2f} us is below the {floor:.2f} us that writing the output "
+                    "takes",
+                )
+
+    def _check_outputs(self) -> str:
+        """Every kept output of a timed call against what the reference made of the same inputs when it was checked."""
+        reference = self._wrong(self.sides["reference"])
+        if reference:
+            return "not comparable: the reference's own timed outputs differ from its first ones (random or stateful)"
+        wrong = self._wrong(self.sides["candidate"])
+        if wrong:
+            raise Rejected("hack", f"right when checked, wrong when timed: {wrong}", rule="timed_output_differs")
+        return f"{len(self.sides['candidate'].outputs)} compared"
+
+    def _wrong(self, side: Side) -> str:
+        """What the first wrong timed output is, empty where none is. Equal bytes are compared in full only once."""
+        right: dict[int, torch.Tensor] = {}
+        for index, layout, data in side.outputs:
+            expected = self.sets[index].outputs
+            if index in right and torch.equal(right[index], data):
+                continue
+            with self.gate:
+                result = compare(expected.layout, expected.data, layout, data, self.tolerance)
+            if not result.match:
+                return result.message
+            right[index] = data
+        return ""
+
+
+def _numbers(facts: dict[str, Any], name: str) -> list[float]:
+    found = facts.get(name)
+    if not isinstance(found, list) or not all(isinstance(t, float) and 0 < t < 1e12 for t in found):
+        raise Rejected("infra_error", "not measured: the timed calls gave no times")
+    return found
