@@ -8,6 +8,7 @@ needs no look for a while, and one that is close is looked at every few millisec
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FASTEST = 64e9  # bytes a second: more than all cores of a large machine fault in
-SOONEST_S, LATEST_S = 0.004, 0.1
+SOONEST_S, LATEST_S, TOGETHER_S = 0.004, 0.1, 0.02
 MAX_SCANNED = 4096  # files of one worker that are looked at for shared memory
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SHARED = ("/memfd:", "/dev/zero (deleted)", "/SYSV")
@@ -85,25 +86,32 @@ def descendants(pid: int) -> tuple[list[int], int]:
     return found, total
 
 
-def _shared_files(pid: int, budget: int) -> dict[tuple[int, int], int]:
-    """{(device, inode): bytes in memory} of the shared memory that a process has open or mapped."""
+def _shared_files(pid: int, budget: int, mapped: bool = True) -> dict[tuple[int, int], int]:
+    """{(device, inode): bytes in memory} of the shared memory that a process has open, or also mapped.
+
+    Raises OverflowError where that would mean more than `budget` files.
+    """
+    links: list[str] = []
+    try:
+        links += [f"/proc/{pid}/fd/{name}" for name in _names(f"/proc/{pid}/fd")]
+        if mapped:
+            # Without privileges these can't be followed: then only what is open counts.
+            for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
+                if line.endswith(b"(deleted)"):
+                    start, end = (int(number, 16) for number in line.split(None, 1)[0].split(b"-"))
+                    links.append(f"/proc/{pid}/map_files/{start:x}-{end:x}")
+    except OSError:
+        return {}  # it has ended meanwhile
+    if len(links) > budget:
+        raise OverflowError
     sizes: dict[tuple[int, int], int] = {}
-    for folder in ("fd", "map_files"):
+    for link in links:
         try:
-            names = _names(f"/proc/{pid}/{folder}")
+            if os.readlink(link).startswith(_SHARED):  # noqa: PTH115
+                status = os.stat(link)  # noqa: PTH116
+                sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
         except OSError:
-            continue  # gone, or not ours to see: without privileges, map_files isn't
-        if len(names) > budget:
-            raise OverflowError
-        budget -= len(names)
-        for name in names:
-            path = Path(f"/proc/{pid}/{folder}/{name}")
-            try:
-                if str(path.readlink()).startswith(_SHARED):
-                    stat = path.stat()
-                    sizes[stat.st_dev, stat.st_ino] = stat.st_blocks * 512
-            except OSError:
-                continue
+            continue
     return sizes
 
 
@@ -202,6 +210,7 @@ class Watch:
 
     def add(self, supervisor: int, worker: int, base: int) -> None:
         """base: anonymous memory of the fork server, which a fork shares with it."""
+        self.machine.look()
         self.workers[supervisor] = _Watched(worker, base, shared_at=self.machine.shared)
 
     def remove(self, supervisor: int) -> None:
@@ -223,15 +232,18 @@ class Watch:
         if not self.workers:
             return []
         ended: list[tuple[int, str, bool]] = []
-        if now >= self._next_machine:
-            self.machine.look()
-            self._next_machine = now + _interval(self.machine.available - self.machine.floor)
+        if now < min([self._next_machine, *(watched.next_look for watched in self.workers.values())]):
+            return ended
+        # Anew for every round: a worker's shared memory is known from the machine's.
+        self.machine.look()
+        self._next_machine = now + _interval(self.machine.available - self.machine.floor)
         short = self.machine.available < self.machine.floor
         for supervisor, watched in self.workers.items():
-            if not watched.condemned and (short or now >= watched.next_look):
+            # Those that are due soon are looked at now, so that looks fall together.
+            if not watched.condemned and (short or now >= watched.next_look - TOGETHER_S):
                 why = self._examine(supervisor, watched, now)
                 if why:
-                    watched.condemned = now
+                    watched.condemned, watched.next_look = now, math.inf
                     ended.append((supervisor, why, True))
         if short and not ended:
             ended += self._sacrifice(now)
@@ -259,7 +271,6 @@ class Watch:
         grown = max(0, self.machine.shared - watched.shared_at)
         used = private + watched.shared + grown
         if used > self.limit and private <= self.limit:
-            self.machine.look()
             watched.shared = self._count_shared(pids, watched.worker, watched.shared + grown)
             watched.shared_at = self.machine.shared
             used = private + watched.shared
@@ -280,7 +291,7 @@ class Watch:
             for pid in pids:
                 sizes.update(_shared_files(pid, budget))
                 budget = MAX_SCANNED - len(sizes)
-            for lent in _shared_files(os.getppid(), 1 << 20):
+            for lent in _shared_files(os.getppid(), 1 << 20, mapped=False):
                 sizes.pop(lent, None)
         except OverflowError:
             return at_most
@@ -296,6 +307,7 @@ class Watch:
             return []  # nobody here: it is other programs that fill the memory
         used, supervisor = max(living)
         self.workers[supervisor].condemned = self._last_sacrifice = now
+        self.workers[supervisor].next_look = math.inf
         left = self.machine.available / (1 << 30)
         return [
             (
