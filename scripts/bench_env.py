@@ -144,7 +144,8 @@ class Report:
 def run_section(name: str, report: Report, args: argparse.Namespace) -> None:
     """Measure one section; what goes wrong in it is written down and costs the others nothing."""
     data = report.sections.get(name, {}) if name == "kernelbench" else {}
-    data.pop("error", None)
+    for old in ("error", "stopped"):
+        data.pop(old, None)
     data.update(
         minutes=args.minutes[name], command=" ".join(sys.argv), date=datetime.now(UTC).isoformat(timespec="seconds")
     )
@@ -158,7 +159,7 @@ def run_section(name: str, report: Report, args: argparse.Namespace) -> None:
         data["error"] = traceback.format_exc(limit=8)
         print(data["error"], file=sys.stderr, flush=True)
     except (KeyboardInterrupt, SystemExit):
-        data["error"] = "it was stopped from outside"
+        data["stopped"] = True
         raise
     finally:
         data["seconds"] = round(time.monotonic() - started, 2)

@@ -66,6 +66,7 @@ def kernelbench(context: Context) -> None:
     if context.options.limit:
         problems = problems[: context.options.limit]
     rows = context.data.setdefault("rows", [])
+    context.data["asked"] = len(problems)
     # What failed by the machine's fault may go right this time.
     rows[:] = [row for row in rows if row["status"] != "infra_error" or row["sort"] == "too_big"]
     known = {row["sha256"] for row in rows}
@@ -88,7 +89,7 @@ def kernelbench(context: Context) -> None:
         _, facts = run_items(
             context, pool, items, context.deadline(), "kernelbench", len(items), ahead=0, rows=rows, look=look
         )
-    context.data.update(facts, asked=len(problems), counts=counts(rows), judging_s=time.monotonic() - started)
+    context.data.update(facts, counts=counts(rows), judging_s=time.monotonic() - started)
     for sort in ("exception", "too_big"):
         context.data[sort] = [
             {"problem": row["name"], "status": row["status"], "rule": row.get("rule"), "message": row.get("message"),

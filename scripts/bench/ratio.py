@@ -156,8 +156,9 @@ def ratio(context: Context) -> None:
                 row["points_off"] = 100.0 * (verdict.profiling_ratio - row["truth"])
 
     rows = context.data.setdefault("rows", [])
+    context.data["asked"] = len(lazy + whole)
     with context.pool() as pool:
         _, facts = run_items(
             context, pool, lazy + whole, context.deadline(), "ratio", len(lazy + whole), rows=rows, look=look
         )
-    context.data.update(facts, asked=len(lazy + whole))
+    context.data.update(facts)

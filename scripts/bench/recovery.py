@@ -118,7 +118,7 @@ class Episodes:
             "name": name,
             "killed": len(targets),
             "status": caught.status if caught else None,
-            "message": caught.message[:200] if caught else "",
+            "message": (caught.message[:200] if caught else "") if targets else "no such process was found",
             "next_status": verdict.status if verdict else None,
             "next_message": verdict.message[:200] if verdict else "",
             "until_next_s": min(served, default=None),
@@ -139,9 +139,9 @@ def recovery(context: Context) -> None:
         context.data["normal_s"] = normal
         plan: list[tuple[Any, Any]] = [(episodes.hostile, fault) for fault in faults(context.device)]
         plan += [(episodes.killed, name) for name in _kill_targets(Judge([], [], []))]
+        context.data["asked"] = len(plan)
         for act, what in plan:
             if time.monotonic() > context.deadline():
-                context.data["cut"] = f"{len(plan) - len(rows)} of {len(plan)} episodes were left out: no time"
                 break
             row = act(what, normal)
             rows.append(row)

@@ -64,7 +64,15 @@ def _self(data: dict, cuda: bool) -> list[Figure]:
             continue
         bad = len(data.get("not_correct", []))
         measured = f"{p95:.2%} of {found['count']} runs" + (f", {bad} not correct" if bad else "")
-        figures.append(_figure(name, measured, needed, p95 <= limit and not bad, **data["errors"][kind]))
+        figures.append(
+            _figure(
+                name,
+                measured,
+                needed,
+                p95 <= limit and not bad and found["count"] >= data["asked"],
+                **data["errors"][kind],
+            )
+        )
     return figures
 
 
@@ -72,18 +80,19 @@ def _ratio(data: dict, cuda: bool) -> list[Figure]:
     rows = data.get("rows", [])
     whole = [row["profiling_ratio"] for row in rows if row.get("all")]
     lazy = {row["name"]: row.get("points_off") for row in rows if "truth" in row}
+    complete = len(rows) >= data.get("asked", 0)
     figures = []
     known = [value for value in whole if value is not None]
     if whole:
         lowest = min(known, default=0.0)
         measured = f"lowest {lowest:.3f} of {len(whole)}" + (", some missing" if len(known) < len(whole) else "")
-        ok = len(known) == len(whole) and lowest > RATIO_OF_ALL_TRITON
+        ok = complete and len(known) == len(whole) and lowest > RATIO_OF_ALL_TRITON
         figures.append(_figure("profiling ratio, all Triton", measured, f"> {RATIO_OF_ALL_TRITON}", ok, lowest=lowest))
     if lazy:
         known = [abs(points) for points in lazy.values() if points is not None]
         worst = max(known, default=None)
         measured = "not measured" if worst is None else f"at most {worst:.2f} points off, {len(known)} of {len(lazy)}"
-        ok = worst is not None and len(known) == len(lazy) and worst <= RATIO_POINTS
+        ok = complete and len(known) == len(lazy) and worst is not None and worst <= RATIO_POINTS
         figures.append(_figure("profiling ratio, lazy", measured, f"within {RATIO_POINTS:.0f} points", ok, **lazy))
     return figures
 
@@ -97,10 +106,12 @@ def _recovery(data: dict, cuda: bool) -> list[Figure]:
     if not served:
         return [_figure("recovery", "never", f"< {RECOVERY_S:.0f} s", False if rows else None, **seconds)]
     measured = f"at most {served[slowest]:.2f} s ({slowest})"
+    if len(rows) < data["asked"]:
+        measured += f", {data['asked'] - len(rows)} not tried"
     if len(served) < len(rows):
         never = [name for name in seconds if name not in served]
         measured = f"never after {', '.join(never)}; else {measured}"
-    ok = len(served) == len(rows) and served[slowest] < RECOVERY_S and not wrong and "cut" not in data
+    ok = len(served) == len(rows) and served[slowest] < RECOVERY_S and not wrong and len(rows) >= data["asked"]
     return [_figure("recovery past the budget", measured, f"< {RECOVERY_S:.0f} s", ok, wrong_status=wrong, **seconds)]
 
 
@@ -171,6 +182,9 @@ def figures(sections: dict[str, dict], device: str) -> list[Figure]:
         if data.get("error"):
             for figure in made:
                 figure["ok"], figure["measured"] = False, f"failed: {data['error'].splitlines()[-1][:80]}"
+        if data.get("stopped"):
+            for figure in made:
+                figure["measured"] += " (stopped)"
         found += made
     return found
 

@@ -117,7 +117,7 @@ def soak(context: Context) -> None:
     limits = {"compile_timeout_s": COMPILE_S[context.device], "run_timeout_s": RUN_S[context.device]}
     data = context.data
     rows, series = data.setdefault("rows", []), data.setdefault("series", [])
-    data["start"] = machine.snapshot(context.device)
+    data.update(asked=count, start=machine.snapshot(context.device))
     looked = time.monotonic()
 
     def look(row: dict[str, Any], verdict: Verdict) -> None:
@@ -150,7 +150,7 @@ def soak(context: Context) -> None:
         name: slope([(point["verdicts"] / 100.0, point[name]) for point in late if point[name] is not None])
         for name in names
     }
-    data.update(facts, asked=count, growth_per_100=growth)
+    data.update(facts, growth_per_100=growth)
     data["leaks"] = leaks(data["before"], data["after"], data["closed"], data["start"], growth, lanes)
     data["not_as_expected"] = [row for row in rows if row.get("right") is False]
     context.save()

@@ -59,11 +59,12 @@ def cases(context: Context) -> None:
             print(f"\nWRONG {row['name']}: {row['status']}, not {'/'.join(row['acceptable'])}; {why}", flush=True)
 
     rows = context.data.setdefault("rows", [])
+    context.data["asked"] = len(items)
     with context.pool() as pool:
         _, facts = run_items(
             context, pool, items, context.deadline(), "cases", len(items), ahead=len(items), rows=rows, look=show
         )
-    context.data.update(facts, asked=len(items))
+    context.data.update(facts)
 
 
 def honest_items(device: str, start: int = 0) -> Iterator[Item]:
@@ -80,6 +81,7 @@ def throughput(context: Context) -> None:
         lanes = len(pool)
         # The first ones find cold references and spares that still warm up.
         skip = 2 * lanes
+        context.data.update(lanes=lanes, skipped=skip, group=GROUP, cores=machine.describe("cpu")["cores"])
 
         def look(row: dict[str, Any], verdict: Verdict) -> None:
             if len(rows) == skip:
@@ -89,19 +91,30 @@ def throughput(context: Context) -> None:
 
         limit = context.options.throughput_limit or None
         items = itertools.islice(honest_items(context.device), limit)
-        _, facts = run_items(context, pool, items, context.deadline(), "throughput", limit, rows=rows, look=look)
-        busy = meter.busy_share()
+        try:
+            _, facts = run_items(context, pool, items, context.deadline(), "throughput", limit, rows=rows, look=look)
+            context.data.update(facts)
+        finally:  # what a stopped run has seen is a rate as well
+            _rate(context.data, meter.busy_share())
+
+
+def _rate(data: dict[str, Any], busy: float) -> None:
+    """From the rows of a throughput run to its rate and to what bounds it."""
+    rows, skip = data["rows"], data["skipped"]
     inside = sorted(rows, key=lambda row: row["done_s"])[skip:]
-    rate = steady_rate([row["done_s"] for row in rows], skip, facts["last_asked_s"])
+    last_asked = data.get("last_asked_s", max((row["asked_s"] for row in rows), default=0.0))
+    rate = steady_rate([row["done_s"] for row in rows], skip, last_asked)
     stages = mean_by_key(row["cost"] for row in inside)
-    context.data.update(
-        facts, lanes=lanes, skipped=skip, group=GROUP, cores=machine.describe("cpu")["cores"], busy_share=busy,
-        mean_cost_s=stages, in_lane_s=spread([row["cost"].get("total_s", 0.0) for row in inside]),
+    data.update(
+        busy_share=busy,
+        mean_cost_s=stages,
+        in_lane_s=spread([row["cost"].get("total_s", 0.0) for row in inside]),
         from_submit_s=spread([row["done_s"] - row["asked_s"] for row in inside]),
-        not_correct=[row for row in rows if not row["right"]], **rate,
-    )  # fmt: skip
+        not_correct=[row for row in rows if not row["right"]],
+        **rate,
+    )
     if rate["rate"]:
-        context.data["bound"] = bound(rate["rate"], lanes, busy, stages.get("exclusive_s"), stages)
+        data["bound"] = bound(rate["rate"], data["lanes"], busy, stages.get("exclusive_s"), stages)
 
 
 def exclusive(context: Context) -> None:
@@ -164,13 +177,16 @@ def self_check(context: Context) -> None:
         row["interval"] = [verdict.speedup_low, verdict.speedup_high]
 
     rows = context.data.setdefault("rows", [])
+    context.data["asked"] = runs
     with context.pool() as pool:
-        _, facts = run_items(
-            context, pool, self_items(context.device, runs), context.deadline(), "self", runs, rows=rows, look=look
-        )
-    judged = [row for row in rows if row["status"] == "correct"]
+        try:
+            _, facts = run_items(
+                context, pool, self_items(context.device, runs), context.deadline(), "self", runs, rows=rows, look=look
+            )
+            context.data.update(facts)
+        finally:
+            judged = [row for row in rows if row["status"] == "correct"]
+            context.data["errors"] = errors_of_self(judged)
+            context.data["not_correct"] = [row for row in rows if not row["right"]]
     covered = [row["interval"][0] <= 1.0 <= row["interval"][1] for row in judged if row["interval"][0] is not None]
-    context.data.update(
-        facts, asked=runs, errors=errors_of_self(judged), not_correct=[row for row in rows if not row["right"]],
-        interval_holds_1=sum(covered) / len(covered) if covered else None,
-    )  # fmt: skip
+    context.data["interval_holds_1"] = sum(covered) / len(covered) if covered else None

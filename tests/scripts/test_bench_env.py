@@ -334,18 +334,21 @@ def sections(good: bool) -> dict:
                 [{"problem": "a", "speedups": {"device": 1.005 if good else 1.05, "eager": 1.02 if good else 1.2}}]
             ),
             "not_correct": [],
+            "asked": 1,
         },
         "ratio": {
             "rows": [
                 {"name": "w", "all": True, "profiling_ratio": 0.99 if good else None},
                 {"name": "l", "truth": 0.5, "points_off": 1.0 if good else -3.0, "profiling_ratio": 0.51},
-            ]
+            ],
+            "asked": 2,
         },
         "recovery": {
             "rows": [
                 {"name": "hang", "recovery_s": 1.0, "right": True},
                 {"name": "kill", "recovery_s": 2.0 if good else None},
-            ]
+            ],
+            "asked": 2,
         },
         "soak": {
             "rows": [bad_row] * 3, "asked": 3, "leaks": [] if good else ["files are left"], "growth_per_100": {},
@@ -378,6 +381,18 @@ def test_on_the_cpu_no_speed_is_claimed_and_a_failed_section_is_not_ok():
     found = {f["figure"]: f for f in report.figures({**sections(True), "hog": {"error": "a\nRuntimeError: no"}}, "cpu")}
     assert found["verdicts a second"]["ok"] is None and found["exclusive GPU time"]["ok"] is None
     assert found["memory hog"]["ok"] is False and "RuntimeError: no" in found["memory hog"]["measured"]
+
+
+def test_what_was_cut_short_is_not_ok_and_says_so():
+    cut = sections(True)
+    for name in ("cases", "self", "ratio", "recovery", "soak", "kernelbench"):
+        cut[name]["asked"] = 10
+        cut[name]["stopped"] = True
+    cut["soak"]["alone"]["asked"] = 10
+    found = {figure["figure"]: figure for figure in report.figures(cut, "cuda")}
+    complete = {"verdicts a second", "exclusive GPU time", "memory hog"}
+    assert {name for name, figure in found.items() if figure["ok"]} == complete
+    assert {name for name, figure in found.items() if not figure["measured"].endswith("(stopped)")} == complete
 
 
 def test_empty_sections_make_figures_too():
