@@ -54,7 +54,7 @@ class Bench:
         """Two places to put inputs in turn, 256-byte aligned and apart from each other: no call sees the last one's
         addresses."""
         if self.work is None or self.work.numel() < 2 * stride + 4096:
-            self.work = torch.empty(2 * stride + 4096, dtype=torch.uint8, device="cuda")
+            self.work = torch.empty(2 * stride + 4096, dtype=torch.uint8, device=self.flush.device)
         return [self.work[:stride], self.work[stride + 1024 : 2 * stride + 1024]]
 
     def block(self, model: Any, buffers: dict, request: dict) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Bench:
         if request["copies"]:
             places = self._working_copies(stride)
             arguments = [tensors.unpack(layout, place) for place in places]
-        cycles = int(min(max(request["sleep_us"], MIN_SLEEP_US), MAX_SLEEP_US) * SLEEP_CYCLES_PER_US)
+        cycles = int(request["sleep_us"] * SLEEP_CYCLES_PER_US)
         times_us: list[float] = []
         host_us: list[float] = []
         kept: list[Any] = []
@@ -108,6 +108,11 @@ class Bench:
                 return {"layout": layout, "nbytes": nbytes, "packed": False}
             tensors.pack(layout, held, place)
         return {"layout": layout, "nbytes": nbytes, "packed": True}
+
+
+def sleep_us(host_us: float) -> float:
+    """How long the stream sleeps so that a call which takes the host that long is queued before it begins."""
+    return min(max(1.5 * host_us + 20.0, MIN_SLEEP_US), MAX_SLEEP_US)
 
 
 def aligned(nbytes: int) -> int:

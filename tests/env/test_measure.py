@@ -1,0 +1,288 @@
+"""The measurement without a GPU: real blocks (`env.bench`) and the real judge's side, on a clock that the test turns.
+
+Programs run on CPU tensors; what they "take" is added to the clock, and so is what a call costs beside it. That shows
+what the judge makes of honest programs and of those that claim less than they took, skip the flush, stop working, work
+on a stream that isn't joined, or return other outputs when timed.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from env import bench, measure, tensors
+from env.compare import OURS
+from env.gate import DeviceGate
+from env.measure import Stopwatch
+from env.reference import Rejected, Trial, TrialKind
+from env.rules import PROFILES, Rules
+from env.session import Outputs, ProtocolError
+
+pytestmark = pytest.mark.budget(30)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend(self, microseconds: float, noise: float = 0.0) -> None:
+        self.now += microseconds * 1e-6 * float(np.exp(noise * self.rng.standard_normal()))
+
+
+class FakeEvent:
+    clock: Clock
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = self.clock()
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return (end.at - self.at) * 1e3
+
+
+class FakeWorker:
+    ended = False
+
+    def __init__(self) -> None:
+        self.stopped = 0
+
+    def pause(self) -> None:
+        self.stopped += 1
+
+    def resume(self) -> None:
+        self.stopped = 0
+
+
+class FakeSession:
+    """A worker in this process: `program(x)` makes the outputs, `takes_us` is its time, `cheat` changes a reply."""
+
+    def __init__(self, clock: Clock, program, takes_us: float, cheat=None, overhead_us: float = 100.0) -> None:
+        self.clock, self.program, self.takes_us, self.cheat = clock, program, takes_us, cheat
+        self.gate, self.worker, self.buffers, self.peers = DeviceGate(), FakeWorker(), {}, []
+        self.bench = bench.Bench.__new__(bench.Bench)
+        self.bench.flush, self.bench.work = torch.zeros(64, dtype=torch.uint8), None
+        self.bench._event = type("Event", (FakeEvent,), {"clock": clock})
+        self.bench._synchronize = lambda: clock.spend(overhead_us / 2, 0.05)
+        self.bench._sleep = lambda cycles: clock.spend(cycles / bench.SLEEP_CYCLES_PER_US)
+        self.bench._clock = clock
+        self.asked: list[dict] = []
+
+    def buffer(self, name: str, nbytes: int) -> SimpleNamespace:
+        if name not in self.buffers or self.buffers[name].tensor.numel() < nbytes:
+            self.buffers[name] = SimpleNamespace(tensor=torch.zeros(nbytes, dtype=torch.uint8))
+        return self.buffers[name]
+
+    def poison(self, nbytes: int) -> SimpleNamespace:
+        self.buffer("outputs", nbytes).tensor.fill_(0xFF)
+        return self.buffers["outputs"]
+
+    def synchronise(self) -> None:
+        self.clock.spend(1.0)
+
+    def set_inputs(self, layout: dict, data: torch.Tensor) -> None:
+        self.inputs = data
+
+    def facts(self, reply: dict) -> dict:
+        return reply
+
+    def _call(self, x: torch.Tensor) -> torch.Tensor:
+        self.clock.spend(self.takes_us, 0.01)
+        return self.program(x)
+
+    def ask(self, op: str, timeout_s: float, **request) -> dict:
+        assert not self.worker.stopped, "the side that runs was stopped"
+        if op == "profile":
+            return {"rows": [{"name": "k", "own": True, "count": 1, "time_us": self.takes_us}]}
+        assert op == "time" and all(peer.stopped or len(self.asked) < 1 for peer in self.peers)
+        self.asked.append(request)
+        reply = self.bench.block(self._call, self.buffers, request)
+        self.clock.spend(150.0, 0.3)  # the way there and back
+        return self.cheat(reply, self) if self.cheat else reply
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def sets(count: int = 4) -> list[Trial]:
+    trials = []
+    for number in range(count):
+        x = torch.randn(300, generator=torch.Generator().manual_seed(number))
+        layout, held, nbytes = tensors.plan([x], keep_strides=True)
+        data = torch.zeros(nbytes, dtype=torch.uint8)
+        tensors.pack(layout, held, data)
+        out_layout, out_held, out_bytes = tensors.plan(x * 2, keep_strides=False)
+        out = torch.zeros(out_bytes, dtype=torch.uint8)
+        tensors.pack(out_layout, out_held, out)
+        trials.append(Trial(TrialKind(f"timed{number}"), layout, data, Outputs(out_layout, out, {}, [False])))
+    return trials
+
+
+def stopwatch(program=double, takes_us: float = 50.0, cheat=None, rules: Rules | None = None, **changes) -> Stopwatch:
+    clock = Clock()
+    reference = FakeSession(clock, changes.get("reference", double), 100.0)
+    candidate = FakeSession(clock, program, takes_us, cheat, changes.get("overhead_us", 100.0))
+    watch = Stopwatch(SimpleNamespace(session=reference, lent_sets=None), candidate, sets(), rules or Rules(), OURS)
+    return watch
+
+
+@pytest.fixture(autouse=True)
+def turned_clock(monkeypatch):
+    """`env.measure` reads the clock of whatever stopwatch is measuring."""
+    original = Stopwatch.measure
+
+    def measured(self):
+        with monkeypatch.context() as patch:
+            patch.setattr(measure.time, "perf_counter", self.sides["candidate"].session.clock)
+            return original(self)
+
+    monkeypatch.setattr(Stopwatch, "measure", measured)
+
+
+def test_honest_program():
+    watch = stopwatch()
+    found = watch.measure()
+    for mode in ("eager", "device"):
+        assert found.times[mode]["speedup"] == pytest.approx(2.0, rel=0.02)
+        assert found.times[mode]["speedup_low"] < 2.0 < found.times[mode]["speedup_high"]
+        assert found.times[mode]["candidate_us"] == pytest.approx(50.0, rel=0.02)
+    assert found.rows[0]["own"] and found.exclusive_s > 0
+    assert found.evidence["timed_outputs"] == f"{watch.sides['candidate'].calls} compared"
+
+
+def test_both_sides_get_the_same_calls_and_every_set_is_used():
+    watch = stopwatch()
+    watch.measure()
+    asked = [[request["calls"] for request in side.session.asked] for side in watch.sides.values()]
+    assert asked[0] == asked[1]
+    assert {index for calls in asked[0] for index, _ in calls} == {0, 1, 2, 3}
+
+
+def test_stops_when_the_interval_is_tight_and_not_before():
+    quiet = stopwatch().measure().evidence["rounds"]
+    assert measure.MIN_ROUNDS <= quiet < measure.MAX_ROUNDS
+    slow = stopwatch(takes_us=40_000.0).measure()
+    assert slow.evidence["rounds"] == measure.MIN_ROUNDS, "the budget ends it"
+
+
+def test_a_claim_below_what_the_judges_clock_saw_is_not_believed():
+    def forged(reply, session):
+        return {**reply, "times_us": [t / 10 for t in reply["times_us"]]}
+
+    with pytest.raises(Rejected, match="judge's clock") as error:
+        stopwatch(takes_us=500.0, cheat=forged).measure()
+    assert error.value.status == "infra_error"
+
+
+def test_skipping_the_flush_shows_on_the_judges_clock():
+    with pytest.raises(Rejected, match="judge's clock"):
+        stopwatch(takes_us=20.0, overhead_us=10.0).measure()
+
+
+def test_no_program_is_faster_than_writing_its_output():
+    with pytest.raises(Rejected, match="below") as error:
+        stopwatch(takes_us=0.2).measure()
+    assert error.value.status == "infra_error"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _after(10, lambda x: torch.zeros_like(x)),
+        lambda: _last_input(),
+        lambda: _remembers(),
+    ],
+    ids=["stops working", "reads the last call's inputs", "answers from memory"],
+)
+def test_wrong_when_timed(make):
+    with pytest.raises(Rejected, match="wrong when timed") as error:
+        stopwatch(program=make()).measure()
+    assert error.value.status == "hack" and error.value.evidence["rule"] == "timed_output_differs"
+
+
+def _after(calls: int, then):
+    count = iter(range(10**6))
+    return lambda x: double(x) if next(count) < calls else then(x)
+
+
+def _last_input():
+    """What work on a stream that isn't joined sees: the inputs of the call before."""
+    seen: list[torch.Tensor] = []
+
+    def program(x):
+        seen.append(x.clone())
+        return double(seen[-2] if len(seen) > 1 else x)
+
+    return program
+
+
+def _remembers():
+    memory: list[torch.Tensor] = []
+
+    def program(x):
+        memory.append(double(x))
+        return memory[0]
+
+    return program
+
+
+def test_a_random_reference_is_not_held_against_the_candidate():
+    found = stopwatch(program=lambda x: torch.zeros_like(x), reference=lambda x: torch.rand_like(x)).measure()
+    assert found.evidence["timed_outputs"].startswith("not comparable")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"times_us": []},
+        {"times_us": [1.0]},
+        {"times_us": ["fast"] * 6},
+        {"times_us": [-1.0] * 6},
+        {"times_us": [float("nan")] * 6},
+        {"times_us": None},
+        {"outputs": None},
+        {"outputs": [{"layout": {"kind": "tensor"}, "packed": True}] * 6},
+        {"outputs": [None] * 6},
+    ],
+)
+def test_replies_that_no_runner_would_send(reply):
+    def forged(honest, session):
+        return honest if len(session.asked) == 1 else {**honest, **reply}
+
+    with pytest.raises((Rejected, ProtocolError)):
+        stopwatch(cheat=forged).measure()
+
+
+def test_outputs_that_are_too_many_to_keep(monkeypatch):
+    monkeypatch.setattr(measure, "OUTPUTS_BYTES", 100)
+    watch = stopwatch()
+    assert not watch.keeps_all
+    assert watch.measure().times["eager"]["speedup"] == pytest.approx(2.0, rel=0.02)
+    with pytest.raises(Rejected, match="wrong when timed"):
+        stopwatch(program=_after(10, lambda x: torch.zeros_like(x))).measure()
+
+
+@pytest.mark.parametrize("profile", ["kernelbench", "paper"])
+def test_other_evaluators_rules(profile):
+    watch = stopwatch(rules=PROFILES[profile])
+    found = watch.measure()
+    assert list(found.times) == ["eager"] and found.times["eager"]["speedup"] == pytest.approx(2.0, rel=0.02)
+    timed = [request for request in watch.sides["candidate"].session.asked[1:]]
+    assert sum(len(request["calls"]) for request in timed) == 100 and not any(request["cold"] for request in timed)
+
+
+def test_inputs_whose_shapes_change_with_the_seed_are_not_timed():
+    trials = sets()
+    trials[1].layout["items"][0]["shape"] = [299]
+    with pytest.raises(Rejected, match="other shapes"):
+        Stopwatch(SimpleNamespace(session=FakeSession(Clock(), double, 1.0), lent_sets=None),
+                  FakeSession(Clock(), double, 1.0), trials, Rules(), OURS)  # fmt: skip
