@@ -8,14 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from env.worker import WorkerTimeout
+from env import isolation, own_uid
+from env.worker import ForkServer, WeakIsolation, WorkerTimeout, sweep
 
-pytestmark = pytest.mark.budget(60)
+# Three fork servers (torch is imported for each) and one more that is refused.
+pytestmark = pytest.mark.budget(90)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,8 +88,9 @@ def ask(worker, body: str) -> dict:
 def worker(fork_server):
     """A warm worker; skipped where this machine gives no namespaces."""
     worker = fork_server.fork()
-    isolation = worker.call("warm", 30, precision="ieee")["isolation"]
-    missing = {name: state for name, state in isolation.items() if state != "on"}
+    report = worker.call("warm", 30, precision="ieee")["isolation"]
+    # A uid of one's own is for judges that run as root.
+    missing = {name: state for name, state in report.items() if state != "on" and name != "own uid"}
     if missing:
         worker.end()
         pytest.skip(f"needs root or user namespaces, and Landlock: {missing}")
@@ -136,7 +140,9 @@ def test_every_layer_is_reported(worker):
     again = worker.call("warm", 10, precision="ieee")["isolation"]
     assert set(again) >= {
         "mount namespace", "network namespace", "ipc namespace", "pid namespace", "own /proc", "own /dev/shm",
-        "read-only mounts", "no new privileges", "no capabilities", "writes only to scratch",
+        "read-only mounts", "no new privileges", "no capabilities", "writes only to scratch", "own uid",
+        "reads only what Python needs", "signals stay inside", "seccomp", "process limit", "limits",
+        "own process group", "nothing outlives it",
     }  # fmt: skip
 
 
@@ -238,6 +244,81 @@ f["null"] = attempt(lambda: write("/dev/null"))
     assert victim.read_text() == "mine" and victim.stat().st_mode & 0o777 == 0o644
 
 
+def test_only_what_python_needs_is_read(worker, fork_server, tmp_path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("mine")
+    other = fork_server.fork()
+    Path(other.scratch, "answer.py").write_text("theirs")
+    home = next((str(path) for path in Path.home().iterdir() if path.is_file()), str(secret))
+    files = [ROOT / "README.md", next((ROOT / "tests" / "cases").rglob("*.py")), secret, f"{other.scratch}/answer.py",
+             home, "/etc/shadow", "/proc/1/../../etc/shadow", "/proc/self/root/etc/shadow"]  # fmt: skip
+    folders = [ROOT, ROOT / "tests", tmp_path, other.scratch, fork_server.home, Path.home(), "/", "/tmp", "/etc"]
+    facts = ask(
+        worker,
+        f"""
+import shutil, subprocess, sys
+for path in {list(map(str, files))}:
+    f[path] = attempt(lambda: open(path, "rb").read())
+    f["copied " + path] = attempt(lambda: subprocess.check_output(["cat", path]))
+    f["linked " + path] = attempt(lambda: (os.symlink(path, "link"), open("link").read()))
+for path in {list(map(str, folders))}:
+    f["listed " + path] = attempt(lambda: os.listdir(path))
+disks = [name for name in os.listdir("/dev") if name[:2] in ("vd", "sd")]
+f["disks"] = attempt(lambda: open("/dev/" + disks[0], "rb").read(1))
+import env.runner, torch, triton
+f["ours"] = [len(open(module.__file__).read()) > 0 for module in (env.runner, torch, triton, os)]
+f["scratch"] = [write("mine"), len(os.listdir("."))  > 0]
+""",
+    )
+    other.end()
+    assert facts.pop("ours") == [True] * 4 and facts.pop("scratch") == ["written", True]
+    assert {path: answer for path, answer in facts.items() if not answer.startswith("refused")} == {}
+
+
+def test_each_worker_is_a_user_of_its_own(worker, fork_server):
+    if worker.call("warm", 10, precision="ieee")["isolation"]["own uid"] != "on":
+        pytest.skip("needs root, and Python where another user can read it or be shown it")
+    body = """
+f["ids"] = [*os.getresuid(), *os.getresgid()]
+f["groups"] = os.getgroups()
+f["nobody"] = attempt(lambda: os.setuid(0))
+"""
+    second = fork_server.fork()
+    mine, theirs = ask(worker, body), ask(second, body)
+    freed = theirs["ids"][0]
+    second.end()
+    for facts in (mine, theirs):
+        assert len(set(facts["ids"])) == 1 and facts["groups"] == [] and facts["nobody"].startswith("refused")
+        assert own_uid.FIRST_UID <= facts["ids"][0] < own_uid.FIRST_UID + own_uid.SLOTS
+    assert mine["ids"] != theirs["ids"]
+    assert Path(worker.scratch).stat().st_uid == mine["ids"][0]
+    third = fork_server.fork()
+    assert ask(third, body)["ids"][0] == freed, "given back once nothing of it was left"
+    third.end()
+
+
+def test_uids_are_not_handed_out_twice():
+    first, second = own_uid.Slots(), own_uid.Slots()
+    taken = [first.take(), second.take(), first.take()]
+    assert len(set(taken)) == 3
+    first.give_back(taken[0])
+    assert second.take() == taken[0]
+
+
+def test_python_that_others_cannot_read_is_named(tmp_path):
+    inner = tmp_path / "closed" / "python"
+    inner.mkdir(parents=True)
+    for folder in (inner, tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    (tmp_path / "closed").chmod(0o700)
+    assert own_uid.closed_folders([inner], str(tmp_path)) == {tmp_path / "closed": [inner]}
+    (tmp_path / "closed").chmod(0o711)
+    assert own_uid.closed_folders([inner], str(tmp_path)) == {}
+    inner.chmod(0o700)
+    with pytest.raises(OSError, match="can't be read by another user"):
+        own_uid.closed_folders([inner], str(tmp_path))
+
+
 def test_shared_memory_is_no_mailbox_between_workers(worker, fork_server):
     name = f"/dev/shm/kernel-judge-test-{os.getpid()}"
     assert ask(worker, f'f["left"] = attempt(lambda: write({name!r}))') == {"left": "written"}
@@ -337,6 +418,95 @@ def test_worker_that_ignores_every_signal_is_killed_at_its_timeout(worker):
     assert not alive(pid) and time.monotonic() - started < 5
 
 
+# Without privileges --------------------------------------------------------------------------------------------------
+
+NAMESPACES = "user namespace,mount namespace,network namespace,ipc namespace,pid namespace,own uid"
+
+
+@pytest.fixture(scope="module")
+def bare_server():
+    """What an unprivileged container leaves: Landlock, seccomp, a subreaper, no new privileges."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(isolation.LAYERS_OFF, NAMESPACES)
+        server = ForkServer("cpu")
+    yield server
+    server.close()
+
+
+def test_minimum_is_met_without_namespaces(bare_server):
+    report = bare_server.isolation
+    assert all(report[name] == f"off: turned off by {isolation.LAYERS_OFF}" for name in NAMESPACES.split(",")[1:])
+    assert isolation.minimum(report) == []
+    assert report["process limit"].startswith("off: needs a uid or a user namespace")
+
+
+def test_nothing_outlives_a_worker_without_namespaces(bare_server):
+    name = f"kjb{os.getpid() % 1000000}"
+    worker = bare_server.fork()
+    ask(worker, f"daemon({name!r})\ndaemon({name!r})")
+    assert wait_until(lambda: len(named(name)) == 2, 5), "the daemons run"
+    worker.end()
+    assert not named(name) and not alive(worker.pid) and not alive(worker.supervisor)
+
+
+def test_judge_is_out_of_reach_without_namespaces(bare_server):
+    worker = bare_server.fork()
+    facts = ask(
+        worker,
+        f"""
+for name, pid in dict(judge={os.getpid()}, server={bare_server.process.pid}, supervisor={worker.supervisor}).items():
+    f["memory of " + name] = attempt(lambda: open("/proc/%d/mem" % pid, "rb").read(1))
+    f["environment of " + name] = attempt(lambda: open("/proc/%d/environ" % pid).read())
+    if {bare_server.isolation["signals stay inside"] == "on"}:
+        f["signal to " + name] = attempt(lambda: os.kill(pid, 0))
+f["everybody"] = attempt(lambda: os.kill(-1, 9))
+f["mailbox"] = attempt(lambda: write("/dev/shm/kernel-judge-test-mailbox"))
+f["network"] = attempt(lambda: socket.create_connection(("127.0.0.1", 9), timeout=2))
+f["file"] = attempt(lambda: open({str(ROOT / "README.md")!r}).read())
+""",
+    )
+    worker.end()
+    assert {what: answer for what, answer in facts.items() if not answer.startswith("refused")} == {}
+    assert "refused: ConnectionRefusedError" not in facts.values()
+
+
+def test_supervisor_that_is_killed_takes_its_worker_along(bare_server):
+    name = f"kjs{os.getpid() % 1000000}"
+    worker = bare_server.fork()
+    ask(worker, f"daemon({name!r})")
+    assert wait_until(lambda: len(named(name)) == 1, 5)
+    os.kill(worker.supervisor, signal.SIGKILL)
+    assert wait_until(lambda: not named(name) and not alive(worker.pid), 3)
+    assert worker.end() == 137
+
+
+def test_too_little_is_refused_and_said(monkeypatch):
+    off = [*NAMESPACES.split(","), "seccomp", "writes only to scratch"]
+    monkeypatch.setenv(isolation.LAYERS_OFF, ", ".join(off))
+    with pytest.raises(WeakIsolation) as refused:
+        ForkServer("cpu")
+    assert len(refused.value.missing) == 2
+    for words in ("no network (network namespace: turned off", "writes only to its own folder", "env.doctor"):
+        assert words in str(refused.value)
+    assert "weak_isolation=True" in str(refused.value)
+    assert not list(Path(tempfile.gettempdir()).glob(f"kernel-judge-*-{os.getpid()}-*/trial"))
+
+
+def test_minimum_names_what_is_missing():
+    assert len(isolation.minimum({})) == 6
+    report = {
+        "nothing outlives it": "on", "seccomp": "on", "writes only to scratch": "off: this kernel has no Landlock",
+        "read-only mounts": "off: Operation not permitted", "no new privileges": "on", "own process group": "on",
+        "limits": "on",
+    }  # fmt: skip
+    assert isolation.minimum(report) == [
+        "writes only to its own folder (writes only to scratch: this kernel has no Landlock; read-only mounts: "
+        "Operation not permitted)"
+    ]
+
+
+# Killed judges -------------------------------------------------------------------------------------------------------
+
 JUDGE = """
 import sys, time
 from env.worker import ForkServer
@@ -362,3 +532,21 @@ def test_killed_judge_leaves_no_process_behind(tmp_path):
     judge.wait()
     judge.stdout.close()
     assert wait_until(lambda: not any(map(alive, pids)), 5), [pid for pid in pids if alive(pid)]
+    assert wait_until(lambda: not list(tmp_path.iterdir()), 2), "the fork server has removed its folder"
+
+
+def test_folders_of_judges_that_are_gone_are_removed(tmp_path, fork_server):
+    namespace = Path("/proc/self/ns/pid").stat().st_ino
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    names = {
+        f"kernel-judge-{namespace}-{gone.pid}-1-a": True,  # nobody has that number now
+        f"kernel-judge-{namespace}-{os.getpid()}-1-b": True,  # somebody else has it now
+        fork_server.home.name: False,  # its owner lives
+        f"kernel-judge-{namespace + 1}-{gone.pid}-1-c": False,  # another container's, whose processes aren't seen
+        "kernel-judge-results": False,
+    }
+    for name in names:
+        (tmp_path / name / "work").mkdir(parents=True)
+    assert {path.name for path in sweep(str(tmp_path))} == {name for name, swept in names.items() if swept}
+    assert {path.name for path in tmp_path.iterdir()} == {name for name, swept in names.items() if not swept}
