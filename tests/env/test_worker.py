@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from env import hostmemory
+from env import worker as module
 from env.wire import WireError, WireTimeout
 from env.worker import ForkServer, WorkerDied, WorkerTimeout
 
@@ -38,7 +42,7 @@ def test_load_and_answer(worker):
 
 
 def test_answers_come_in_the_order_of_the_questions(worker):
-    worker.post("warm", precision="ieee")
+    worker.post("warm", precision="ieee", gpu="")
     worker.post("load", **request(worker, "M = 5\n"))
     assert worker.collect(20)["isolation"]
     assert "M is not a class" in worker.collect(20)["message"]
@@ -46,7 +50,7 @@ def test_answers_come_in_the_order_of_the_questions(worker):
 
 
 def test_call_takes_the_answers_to_earlier_posts_first(worker):
-    worker.post("warm", precision="ieee")
+    worker.post("warm", precision="ieee", gpu="")
     assert load(worker, GOOD)["ok"]
 
 
@@ -140,6 +144,62 @@ def test_workers_share_nothing(fork_server):
     assert "3.14159" in reply["message"] and first.scratch != second.scratch
     first.end()
     second.end()
+
+
+def test_a_late_answer_is_not_taken_for_the_next_one(fork_server, monkeypatch):
+    monkeypatch.setattr(module, "_REQUEST_S", 0.3)
+    before = set(fork_server.home.iterdir())
+    os.kill(fork_server.process.pid, signal.SIGSTOP)
+    with pytest.raises(WireTimeout, match="gave no answer"):
+        fork_server.fork()
+    assert set(fork_server.home.iterdir()) == before
+    os.kill(fork_server.process.pid, signal.SIGCONT)
+    monkeypatch.setattr(module, "_REQUEST_S", 30.0)
+    first, second = fork_server.fork(), fork_server.fork()
+    assert load(first, GOOD)["ok"] and load(second, GOOD)["ok"] and first.pid != second.pid
+    first.end()
+    second.end()
+    # The one that was asked for in vain has found nobody at its channel.
+    end = time.monotonic() + 5
+    while hostmemory.descendants(fork_server.process.pid)[0] and time.monotonic() < end:
+        time.sleep(0.02)
+    assert hostmemory.descendants(fork_server.process.pid)[0] == []
+
+
+def test_a_slow_end_keeps_nobody_waiting(fork_server):
+    slow = fork_server.fork()
+    os.kill(slow.supervisor, signal.SIGSTOP)
+    ending = threading.Thread(target=slow.end)
+    ending.start()
+    started = time.monotonic()
+    worker = fork_server.fork()
+    assert load(worker, GOOD)["ok"]
+    worker.end()
+    assert time.monotonic() - started < 5 and ending.is_alive()
+    os.kill(slow.supervisor, signal.SIGCONT)
+    ending.join(5)
+    assert not ending.is_alive()
+
+
+def test_pause_stops_what_the_worker_has_started(worker):
+    source = (
+        "import subprocess, sys\nclass M:\n    pass\n"
+        "subprocess.Popen(['sh', '-c', 'while true; do :; done'], start_new_session=True)\n"
+    )
+    assert load(worker, source)["ok"]
+    below = hostmemory.descendants(worker.supervisor)[0]
+    assert len(below) == 2
+
+    def states() -> set[str]:
+        return {Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] for pid in below}
+
+    worker.pause()
+    end = time.monotonic() + 2
+    while states() != {"T"} and time.monotonic() < end:
+        time.sleep(0.01)
+    assert states() == {"T"}
+    worker.resume()
+    assert "T" not in states() and load(worker, GOOD)["ok"]
 
 
 def test_lost_fork_server_is_an_error_and_not_a_hang():
