@@ -72,9 +72,13 @@ def _own_bad(device: str, number: int, rng: random.Random) -> Item:
     return Item(f"{number}:{name}", problem(spec), text, expected, facts={"kind": "own"})
 
 
-def _last_ones(device: str, lanes: int, start: int) -> list[Item]:
-    """The same problems before both idle looks, so that what the pool keeps for later is alike."""
-    chosen = [spec for spec in specs(device)[:2] for _ in range(2 * lanes)]
+def _last_ones(device: str, start: int) -> list[Item]:
+    """All twelve problems, often enough for every evaluator to meet them, before both idle looks.
+
+    An evaluator keeps the references of a few problems: it is full of these, and what it holds is alike both times.
+    """
+    rounds = 2 * len(machine.judge_processes().evaluators)
+    chosen = [spec for _ in range(rounds) for spec in specs(device)]
     return [
         Item(f"last_{number}", problem(spec), answer(spec, number), ("correct",))
         for number, spec in enumerate(chosen, start)
@@ -85,7 +89,7 @@ def leaks(before: dict, after: dict, closed: dict, start: dict, growth: dict, la
     """What stayed behind, in words; empty where nothing did.
 
     before, after: idle looks at the running pool. closed: after its end. start: before it. growth: per 100 verdicts.
-    Allowance: a lane may keep two references, each with two processes, a folder and a few descriptors.
+    Allowance for one kept reference a lane more or less, each with two to four processes, a folder and descriptors.
     """
     found = []
     allowed = {
@@ -131,14 +135,14 @@ def soak(context: Context) -> None:
         run_items(
             context, pool, itertools.chain(
                 itertools.islice(mixed(context.device, context.seed, first=60_000), 3 * lanes),
-                _last_ones(context.device, lanes, 800_000),
+                _last_ones(context.device, 800_000),
             ), context.deadline(0.2), "soak: warm-up",
         )  # fmt: skip
         settle(context.device)
         data["before"] = machine.snapshot(context.device)
         items = itertools.islice(mixed(context.device, context.seed), count)
         _, facts = run_items(context, pool, items, context.deadline(0.7), "soak", count, rows=rows, look=look)
-        last = _last_ones(context.device, lanes, 801_000)
+        last = _last_ones(context.device, 801_000)
         run_items(context, pool, last, context.deadline(0.75), "soak: last ones")
         settle(context.device)
         data["after"] = machine.snapshot(context.device)
