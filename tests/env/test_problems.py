@@ -1,13 +1,19 @@
-"""Problems from folders and JSON lines: found in order, refused with the file and what it lacks."""
+"""Problems from folders, tables, lines and the generator: in order, or refused with the file and what it lacks."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from env.problems import ProblemError, load_file, load_folder, load_jsonl, write_folder, write_jsonl
+from env.decontaminate import fingerprint, same_problems
+from env.problems import ProblemError, load, load_file, load_folder, load_jsonl, load_parquet, write_folder, write_jsonl
 from env.records import Problem
 
-pytestmark = pytest.mark.budget(5)
+pytestmark = pytest.mark.budget(20)
 
 SOURCE = """import torch
 
@@ -127,3 +133,287 @@ def test_identity_is_what_a_problem_computes_and_not_its_name():
     assert a.sha256 != Problem(id="a", source=SOURCE + "\n").sha256
     assert a.sha256 != Problem(id="a", source=SOURCE, entry_point="Net").sha256
     assert a.sha256 != Problem(id="a", source=SOURCE, precision="fp16").sha256
+
+
+# KernelBench's repository ---------------------------------------------------------------------------------------------
+
+
+def test_repository_of_kernelbench_its_folder_and_one_level_can_be_given(tmp_path):
+    put(tmp_path / "KernelBench" / "level1" / "1_a.py")
+    put(tmp_path / "KernelBench" / "level2" / "1_b.py")
+    put(tmp_path / "KernelBench" / "level2" / "__init__.py", "")
+    put(tmp_path / "KernelBench" / "level2" / ".ipynb_checkpoints" / "1_b.py", "x")
+    put(tmp_path / "scripts" / "run.py", "print()")
+    put(tmp_path / "KernelBench" / "helper.py", "print()")
+    assert [p.id for p in load(tmp_path)] == ["level1/1_a", "level2/1_b"]
+    assert [p.id for p in load(tmp_path / "KernelBench")] == ["level1/1_a", "level2/1_b"]
+    (one,) = load(tmp_path / "KernelBench" / "level2")
+    assert (one.id, one.level) == ("1_b", 2)
+
+
+def test_own_problems_beside_levels_count_and_broken_files_within_levels_are_named(tmp_path):
+    put(tmp_path / "level1" / "1_a.py")
+    put(tmp_path / "mine.py")
+    assert [p.id for p in load(tmp_path)] == ["level1/1_a", "mine"]
+    bad = put(tmp_path / "level1" / "2_b.py", "x = 1")
+    with pytest.raises(ProblemError, match=r"2_b\.py: not a KernelBench problem"):
+        load(tmp_path)
+    bad.write_bytes(b"\xff\xfe")
+    with pytest.raises(ProblemError, match=r"2_b\.py: not text in UTF-8"):
+        load(tmp_path)
+
+
+def test_folder_named_like_a_file_and_link_to_nowhere(tmp_path):
+    put(tmp_path / "1_a.py")
+    (tmp_path / "2_b.py").mkdir()
+    (tmp_path / "3_c.py").symlink_to(tmp_path / "nowhere.py")
+    assert [p.id for p in load(tmp_path)] == ["1_a"]
+    with pytest.raises(ProblemError, match=r"2_b\.py: can't be read \(Is a directory\)"):
+        load_file(tmp_path / "2_b.py")
+
+
+def test_other_entry_point_is_looked_for_as_a_word(tmp_path):
+    path = put(tmp_path / "a.py", SOURCE.replace("class Model", "class Net"))
+    assert load_file(path, entry_point="Net").entry_point == "Net"
+    with pytest.raises(ProblemError, match="no 'class Model'"):
+        load_file(path)
+    put(path, SOURCE.replace("class Model", "class Models"))
+    with pytest.raises(ProblemError, match="no 'class Model'"):
+        load_file(path)
+    put(path, SOURCE.replace("class Model", "# class Model"))
+    with pytest.raises(ProblemError, match="no 'class Model'"):
+        load_file(path)
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+
+def table(path, **columns):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def test_table_of_kernelbench(tmp_path):
+    path = table(
+        tmp_path / "level_1-00000-of-00001.parquet",
+        code=[SOURCE, SOURCE + "# b\n"], level=[1, 1], name=["1_a", "2_b"], problem_id=[1, 2],
+    )  # fmt: skip
+    found = load(path)
+    assert [(p.id, p.level, p.name, p.origin) for p in found] == [
+        ("level1/1_a", 1, "1_a", "parquet"),
+        ("level1/2_b", 1, "2_b", "parquet"),
+    ]
+    assert found[1].source == SOURCE + "# b\n"
+
+
+def test_folder_of_tables(tmp_path):
+    for level in (2, 1):
+        table(tmp_path / "data" / f"level_{level}.parquet", code=[SOURCE], level=[level], name=["1_a"], problem_id=[1])
+    assert [p.id for p in load(tmp_path)] == ["level1/1_a", "level2/1_a"]
+    table(tmp_path / "data" / "level_3.parquet", code=[SOURCE], level=[2], name=["1_a"], problem_id=[1])
+    with pytest.raises(ProblemError, match=r"level_3\.parquet: row 0: the id level2/1_a is taken already \(.*level_2"):
+        load(tmp_path)
+
+
+def test_table_with_general_names(tmp_path):
+    net = SOURCE.replace("Model", "Net")
+    path = table(
+        tmp_path / "a.parquet", reference=[net, SOURCE], id=["x", "y"], entry_point=["Net", None], other=[1, 2]
+    )
+    assert [(p.id, p.entry_point) for p in load_parquet(path)] == [("x", "Net"), ("y", "Model")]
+    assert [p.id for p in load(table(tmp_path / "b.parquet", source=[SOURCE], problem_id=[7]))] == ["7"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"prompt": ["x"], "answer": ["y"]}, "no column code, reference or source (columns found: prompt, answer)"),
+        ({"code": [SOURCE], "level": [1]}, "no id, name or problem_id that is text or a number (columns found: code"),
+        ({"code": [SOURCE, None], "id": [1, 2]}, "row 1: code is empty, not text"),
+        ({"code": [5], "id": [1]}, "row 0: code is a int, not text"),
+        ({"code": [SOURCE, SOURCE], "id": [1, 1]}, "row 1: the id 1 is taken already"),
+        ({"code": ["x = 1"], "id": [1]}, "row 0: not a KernelBench problem: it has no 'class Model'"),
+        ({"code": [SOURCE], "id": [1], "entry_point": ["a b"]}, "entry_point is 'a b'"),
+        ({"code": [SOURCE], "id": [1], "level": ["hard"]}, "level is 'hard'"),
+        ({"code": [SOURCE], "id": [[1]]}, "no id"),
+        ({"code": [], "id": []}, "no rows (columns: code, id)"),
+    ],
+)
+def test_table_that_holds_no_problems_names_what_it_has(tmp_path, columns, words):
+    path = table(tmp_path / "a.parquet", **columns)
+    with pytest.raises(ProblemError) as error:
+        load(path)
+    assert words in str(error.value) and str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"not a table", b"PAR1" + b"\0" * 100 + b"PAR1"])
+def test_damaged_table_is_named(tmp_path, data):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "a.parquet"
+    path.write_bytes(data)
+    with pytest.raises(ProblemError, match=r"a\.parquet: not a parquet table that can be read"):
+        load(path)
+
+
+def test_cut_table_is_named(tmp_path):
+    path = table(tmp_path / "a.parquet", code=[SOURCE], id=[1])
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ProblemError, match=r"a\.parquet: not a parquet table"):
+        load(path)
+
+
+def test_without_pyarrow_the_message_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ProblemError, match=r"a\.parquet: reading parquet needs pyarrow.*pip install pyarrow"):
+        load(tmp_path / "a.parquet")
+
+
+# Lines ----------------------------------------------------------------------------------------------------------------
+
+
+def test_plain_lines_and_records_may_stand_in_one_file(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [
+        {"id": "x", "reference": SOURCE},
+        {"id": 7, "reference": SOURCE.replace("Model", "Net"), "entry_point": "Net", "level": 2, "more": [1]},
+        Problem(id="y", source="anything").to_json(),
+        {"id": "z", "reference": SOURCE + "# \u2028 \x85\n"},
+    ]
+    path.write_text(
+        "\ufeff" + "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n", encoding="utf-8"
+    )
+    assert [(p.id, p.entry_point) for p in load(path)] == [("x", "Model"), ("7", "Net"), ("y", "Model"), ("z", "Model")]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"id": 5, "source": "x"}', "id is a int, not str"),
+        ('{"id": "a", "source": null}', "source is empty, not str"),
+        ('{"id": "a", "source": "x", "level": "1"}', "level is a str, not int"),
+        ('{"id": "a", "source": "x", "version": 99}', "version 99; this program knows up to"),
+        ('{"id": "a", "reference": "x = 1"}', "no 'class Model'"),
+        ('{"reference": "x"}', "columns found: reference"),
+        ('{"id": "a", "reference": 7}', "reference is a int"),
+        ('{"prompt": "a"}', "keys found: prompt"),
+        ("[" * 100_000, "not a problem record"),
+        ("NaN", "not a problem record"),
+    ],
+)
+def test_bad_lines_say_why(tmp_path, line, words):
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n" + line + "\n")
+    with pytest.raises(ProblemError) as error:
+        load(path)
+    assert f"{path}:2: " in str(error.value) and words in str(error.value)
+
+
+def test_ids_of_lines_are_distinct(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text((json.dumps({"id": "x", "reference": SOURCE}) + "\n") * 2)
+    with pytest.raises(ProblemError, match=r"a\.jsonl:2: the id x is taken already \(.*a\.jsonl:1\)"):
+        load(path)
+
+
+# One name for all -----------------------------------------------------------------------------------------------------
+
+
+def test_load_takes_one_file_and_the_generator(tmp_path):
+    assert load(put(tmp_path / "a.py"))[0].id == "a"
+    assert len(load("generator:train:3")) == 3
+    assert load("generator:train:3") == load("generator:train:3:0:cpu") != load("generator:train:3:1")
+    assert load("generator:heldout:8:0:gpu")[0].source != load("generator:heldout:8")[0].source
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("generator:", "write generator:train:20"),
+        ("generator:train", "write generator:train:20"),
+        ("generator:train:0", "write generator:train:20"),
+        ("generator:train:-5", "write generator:train:20"),
+        ("generator:train:1.5", "write generator:train:20"),
+        ("generator:test:5", "unknown split 'test'"),
+        ("generator:train:5:0:tpu", "unknown size 'tpu'"),
+        ("generator:train:5:0:cpu:x", "write generator:train:20"),
+        ("nowhere", "no such file or folder"),
+        ("", "."),
+    ],
+)
+def test_load_says_what_it_takes(tmp_path, monkeypatch, spec, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ProblemError) as error:
+        load(spec)
+    assert words in str(error.value)
+
+
+def test_load_refuses_other_kinds_of_file(tmp_path):
+    (tmp_path / "a.csv").write_text("x")
+    with pytest.raises(ProblemError, match=r"a\.csv: problems come from"):
+        load(tmp_path / "a.csv")
+
+
+# The same problem twice -----------------------------------------------------------------------------------------------
+
+
+def named(key: str, source: str) -> Problem:
+    return Problem(id=key, source=source)
+
+
+WRITTEN_OTHERWISE = '''"""Some words."""
+import torch
+class Net(torch.nn.Module):   # renamed
+    """More words."""
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        "and more"
+        return (data)
+def get_inputs():
+    return [ torch.ones( 1 ) ]
+def get_init_inputs(): return []
+'''
+
+
+def test_the_same_problem_is_found_however_it_is_written():
+    a = [named("a1", SOURCE), named("a2", SOURCE.replace("ones(1)", "ones(2)"))]
+    b = [named("b1", WRITTEN_OTHERWISE), named("b2", SOURCE.replace("return x", "return x + 1")), named("b3", SOURCE)]
+    assert same_problems(a, b) == [("a1", "b1"), ("a1", "b3")]
+    assert same_problems(a, []) == same_problems([], b) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("ones(1)", "ones(2)"),
+        ("ones", "zeros"),
+        ("return x", "return -x"),
+        ("return []", "return [1]"),
+        ("self, x", "self, y, x"),
+    ],
+)
+def test_another_computation_or_size_is_another_problem(old, new):
+    assert fingerprint(named("a", SOURCE)) != fingerprint(named("b", SOURCE.replace(old, new)))
+
+
+def test_swapped_arguments_are_another_problem():
+    minus = SOURCE.replace("self, x", "self, x, y").replace("return x", "return x - y")
+    assert fingerprint(named("a", minus)) != fingerprint(named("b", minus.replace("x - y", "y - x")))
+
+
+@pytest.mark.parametrize("source", ["class Model(", "x = 1\0", "x = '\ud800'", "x = " + "-" * 50_000 + "1", ""])
+def test_text_that_is_no_python_is_compared_as_text(source):
+    assert same_problems([named("a", source)], [named("b", source + "  \n")]) == [("a", "b")]
+    assert same_problems([named("a", source)], [named("b", source + "y")]) == []
+
+
+def test_training_and_heldout_problems_of_the_generator_are_apart():
+    assert same_problems(load("generator:train:30"), load("generator:heldout:20:5")) == []
+
+
+def test_readers_of_problems_need_no_torch():
+    code = "import sys, env.problems, env.decontaminate; assert not {'torch', 'pyarrow'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2])
