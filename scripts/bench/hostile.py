@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from scripts.bench.candidates import Spec, answer
 
-# As in ALU-only spinning: a loop that the compiler can't take out, since it depends on what is loaded.
+# Volatile loads: LLVM takes a loop out that neither reads nor writes memory, however endless.
 _SPIN = """
 
 @triton.jit
@@ -18,7 +18,8 @@ def spin(x_ptr, out_ptr, BLOCK: tl.constexpr):
     v = tl.load(x_ptr + i)
     turns = 0
     while turns >= 0:
-        turns = turns * 0 + tl.sum((v == v).to(tl.int32), axis=0)
+        v = tl.load(x_ptr + i, volatile=True)
+        turns = tl.sum((v == v).to(tl.int32), axis=0)
     tl.store(out_ptr + i, v)
 """
 _FAR = """
