@@ -124,7 +124,8 @@ class ForkServer:
         # A worker with a uid of its own must get to its scratch, and see nothing of the others on the way.
         self.home.chmod(0o711 if os.geteuid() == 0 else 0o700)
         self._numbers = itertools.count(1)
-        self._sending = threading.Lock()
+        self._starting, self._sending = threading.Lock(), threading.Lock()
+        self._ready = False
         self._changed = threading.Condition()
         self._answers: dict[int, dict[str, Any] | None] = {}
         self._lost: Exception | None = None
@@ -156,14 +157,17 @@ class ForkServer:
 
         Raises WeakIsolation where that worker had less than the minimum; WireError or WireTimeout where there was none.
         """
-        if self.isolation:
-            return
-        self.isolation = self.control.recv(timeout_s)["isolation"]
-        missing = isolation.minimum(self.isolation)
-        if missing and not self.weak_isolation:
-            raise WeakIsolation(missing)
-        # Ends with the channel: see `close`.
-        threading.Thread(target=self._listen, name="fork server", daemon=True).start()
+        with self._starting:
+            if self._ready:
+                return
+            if not self.isolation:
+                self.isolation = self.control.recv(timeout_s)["isolation"]
+            missing = isolation.minimum(self.isolation)
+            if missing and not self.weak_isolation:
+                raise WeakIsolation(missing)
+            # Ends with the channel: see `close`.
+            threading.Thread(target=self._listen, name="fork server", daemon=True).start()
+            self._ready = True
 
     def _listen(self) -> None:
         """Hand answers to whoever asked. An answer that nobody waits for any more is dropped here."""
