@@ -8,6 +8,7 @@ others.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from typing import Any
@@ -36,6 +37,10 @@ class Buffer:
     @classmethod
     def attach(cls, fd: int, nbytes: int, device: str) -> Buffer:
         """Map a buffer that another process made, from its descriptor (which this object then owns)."""
+        if fd < 3:
+            # Where a candidate closed the standard streams, a descriptor takes their number, and CUDA takes 0 for none.
+            fd, low = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3), fd
+            os.close(low)
         return _attach_cuda(fd, nbytes) if device == "cuda" else _map_cpu(fd, nbytes, False)
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ class Tolerance:
     slack: float = 1.0
     allclose: bool = False
 
-    def of(self, expected: torch.Tensor, magnitude: float, dtype: str) -> torch.Tensor:
+    def of(self, expected: torch.Tensor, magnitude: torch.Tensor | float, dtype: str) -> torch.Tensor:
         """Elementwise, in the precision of `expected` (wide)."""
         relative = self.relative[dtype] * self.slack
         if self.allclose:
@@ -108,41 +108,55 @@ def _values(
         return Comparison(False, f"{path} differs in {count} of {bad.numel()} elements, first at {where}", float("inf"))
     wide = torch.complex128 if expected.is_complex() else torch.float64
     expected, got = expected.reshape(-1), got.reshape(-1)
-    finite = [torch.isfinite(part).to(part.device) for part in expected.split(CHUNK)]
-    magnitude = _root_mean_square(expected, finite, wide)
-    worst, count, first = 0.0, 0, ""
-    for number, (mine, theirs) in enumerate(zip(expected.split(CHUNK), got.split(CHUNK))):
-        mine, theirs = mine.to(wide), theirs.to(wide)
-        error = (mine - theirs).abs() / allowed.of(mine, magnitude, dtype)
-        special = ~finite[number]
-        same_special = (mine == theirs) | (torch.isnan(mine) & torch.isnan(theirs))
-        error = torch.where(special, torch.where(same_special, 0.0, float("inf")), error)
-        error = torch.nan_to_num(error, nan=float("inf"), posinf=float("inf"))
-        bad = error > 1.0
-        if bool(bad.any()) and not first:
-            where = _first_bad(bad, shape, number * CHUNK)
-            local = int(torch.nonzero(bad)[0])
-            first = f"first at {where}: {_show(theirs[local])} where the reference has {_show(mine[local])}"
-        count += int(bad.sum())
-        worst = max(worst, float(error.max())) if error.numel() else worst
+    magnitude = _root_mean_square(expected, wide)
+    chunks = list(zip(expected.split(CHUNK), got.split(CHUNK)))
+
+    def errors(number: int) -> torch.Tensor:
+        mine, theirs = chunks[number]
+        return _errors(mine.to(wide), theirs.to(wide), magnitude, dtype, allowed)
+
+    if not expected.numel():
+        return Comparison(True)
+    found = [torch.stack([(part > 1.0).sum().double(), part.max()]) for part in map(errors, range(len(chunks)))]
+    # Asked once: each question to the device waits for whoever else works on it.
+    counts, worsts = torch.stack(found).cpu().unbind(1)
+    count, worst = int(counts.sum()), float(worsts.max())
     if not count:
         return Comparison(True, error=worst)
+    number = int(torch.nonzero(counts)[0])
+    bad = errors(number) > 1.0
+    local = int(torch.nonzero(bad)[0])
+    where = _first_bad(bad, shape, number * CHUNK)
+    mine, theirs = expected[number * CHUNK + local], got[number * CHUNK + local]
+    first = f"first at {where}: {_show(theirs)} where the reference has {_show(mine)}"
     return Comparison(
         False, f"{path}: {count} of {expected.numel()} elements off by up to {worst:.3g} tolerances, {first}", worst
     )
 
 
+def _errors(
+    expected: torch.Tensor, got: torch.Tensor, magnitude: torch.Tensor, dtype: str, allowed: Tolerance
+) -> torch.Tensor:
+    """Error of each element in tolerances [elements]; infinite where NaN and Inf don't stand in the same places."""
+    error = (expected - got).abs() / allowed.of(expected, magnitude, dtype)
+    same_special = (expected == got) | (torch.isnan(expected) & torch.isnan(got))
+    error = torch.where(torch.isfinite(expected), error, torch.where(same_special, 0.0, float("inf")))
+    return torch.nan_to_num(error, nan=float("inf"), posinf=float("inf"))
+
+
+def _root_mean_square(expected: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
+    """Of the finite elements, 0 where there is none; stays on the device."""
+    total = torch.zeros((), dtype=torch.float64, device=expected.device)
+    count = torch.zeros((), dtype=torch.float64, device=expected.device)
+    for part in expected.split(CHUNK):
+        finite = torch.isfinite(part)
+        total += torch.where(finite, part.to(wide).abs() ** 2, 0.0).sum()
+        count += finite.sum()
+    return (total / count.clamp(min=1.0)) ** 0.5
+
+
 def _show(value: torch.Tensor) -> str:
     return f"{value.item():.6g}"
-
-
-def _root_mean_square(expected: torch.Tensor, finite: list[torch.Tensor], wide: torch.dtype) -> float:
-    total, count = 0.0, 0
-    for part, ok in zip(expected.split(CHUNK), finite):
-        square = torch.where(ok, part.to(wide).abs() ** 2, 0.0)
-        total += float(square.sum())
-        count += int(ok.sum())
-    return (total / count) ** 0.5 if count else 0.0
 
 
 def compare(

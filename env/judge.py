@@ -145,11 +145,11 @@ class Judge:
     def _stages(
         self, problem: Problem, source: str, reference: Reference, session: Session, verdict: Verdict, cost: dict
     ) -> None:
-        with _clock(cost, "correctness_s"), _tampering(session, verdict), _as_rejection():
+        with _clock(cost, "correctness_s"), _tampering(session, verdict), _as_rejection(session):
             tolerance = self._check_values(problem, source, reference, session, verdict)
         hack, unmeasured = _suspicion(session, verdict), None
         try:
-            with _clock(cost, "timing_s"), _as_rejection():
+            with _clock(cost, "timing_s"), _as_rejection(session):
                 if self.device == "cuda":
                     self._measure(reference, session, verdict, tolerance, cost)
                 else:
@@ -159,7 +159,7 @@ class Judge:
             verdict.evidence["times_missing"] = error.message
         hack = hack or _suspicion(session, verdict)
         if hack is None and (unmeasured is None or unmeasured.status == "infra_error"):
-            with _clock(cost, "effect_s"), _as_rejection():
+            with _clock(cost, "effect_s"), _as_rejection(session):
                 self._check_effect(problem, source, reference, session, verdict, tolerance)
         if hack is not None or unmeasured is not None:
             raise hack or unmeasured
@@ -167,7 +167,7 @@ class Judge:
 
     # Values --------------------------------------------------------------------------------------------------------
 
-    def _trials(self, reference: Reference, synchronised: bool) -> Iterator[Trial]:
+    def _trials(self, reference: Reference) -> Iterator[Trial]:
         """The trials after those in train mode under no_grad that every profile has."""
         yield reference.trial(TrialKind("eval", train=False))
         wide = TrialKind("wide", grad=True, distribution="wide")
@@ -180,9 +180,8 @@ class Judge:
         session.load(source, name, "candidate", watch=problem.entry_point)
         session.build(name, reference.init_layout, reference.weights_seed)
         first = reference.trial(TrialKind("trial0"))
-        if self.rules.all_modes and reference.slack == 1.0:
-            reference.measure_slack(first)
-        tolerance = tolerance_for(self.rules, reference.slack)
+        slack = reference.slack_of(first) if self.rules.all_modes else 1.0
+        tolerance = tolerance_for(self.rules, slack)
         tally = _Tally(verdict)
         moves = self.rules.all_modes and reference.has_weights
         if moves and session.load_state(reference.moved_state):
@@ -197,13 +196,13 @@ class Judge:
             previous = self._check(session, trial, tolerance, tally, previous)
         if self.rules.all_modes:
             self._check_memory(session, reference, previous, trial, tolerance)
-            for trial in self._trials(reference, moves):
+            for trial in self._trials(reference):
                 self._check(session, trial, tolerance, tally)
         verdict.values_match = True
         verdict.evidence["launches"] = tally.launches
         verdict.evidence["worst_error_in_tolerances"] = round(tally.worst, 4)
-        if reference.slack > 1.0:
-            verdict.evidence["reference_rounding_in_tolerances"] = round(reference.slack / 2, 3)
+        if slack > 1.0:
+            verdict.evidence["reference_rounding_in_tolerances"] = round(slack / 2, 3)
         return tolerance
 
     def _check(
@@ -271,7 +270,7 @@ class Judge:
     def _run(
         self, session: Session, trial: Trial, tolerance: Tolerance, op: str, **request: Any
     ) -> tuple[Outputs, Comparison]:
-        session.set_inputs(trial.layout, trial.inputs)
+        session.set_inputs(trial.layout, trial.inputs, trial.outputs.data.numel())
         outputs = session.call(op, trial.outputs.data.numel(), **request)
         with self.gate:
             result = compare(trial.outputs.layout, trial.outputs.data, outputs.layout, outputs.data, tolerance)
@@ -486,13 +485,17 @@ def _is_ours(error: Exception) -> bool:
 
 
 @contextmanager
-def _as_rejection() -> Iterator[None]:
+def _as_rejection(session: Session) -> Iterator[None]:
     """What foreign code did to itself, as a status."""
     try:
         yield
     except ForeignError as error:
         raise Rejected(error.kind, error.message, lines=error.lines) from error
     except WorkerTimeout as error:
+        kernel = session.compiling()
+        if kernel:
+            message = f"{kernel} was still being compiled when its time was over: smaller tiles, fewer unrolled loops"
+            raise Rejected("compile_error", message) from error
         raise Rejected("timeout", f"no result in time: {error}") from error
     except ProtocolError as error:
         raise Rejected("runtime_error", f"the process wrote on its channel: {error}") from error

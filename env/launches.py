@@ -16,6 +16,7 @@ from typing import Any
 
 MAX_LAUNCHES = 10_000
 ALL = "*"
+COMPILING = ".compiling"
 
 
 @dataclass
@@ -82,6 +83,26 @@ def install(log: LaunchLog, device: str) -> None:
             log.own_running = False
 
     Kernel.run = recorded_run
+
+
+def note_compiling(folder: str) -> None:
+    """Leave the name of the kernel that is being compiled in a file of `folder`: should it never end, the author learns
+    that it was the compiler that was still at work.
+    """
+    from pathlib import Path
+
+    from triton import knobs
+
+    marker = Path(folder, COMPILING)
+
+    def before(**facts: Any) -> bool:
+        marker.write_text(str(getattr(facts.get("fn"), "name", "a kernel")))
+        return False
+
+    def after(**facts: Any) -> None:
+        marker.unlink(missing_ok=True)
+
+    knobs.runtime.jit_cache_hook, knobs.runtime.jit_post_compile_hook = before, after
 
 
 def knock_out(log: LaunchLog, device: str) -> None:

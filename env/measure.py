@@ -7,6 +7,7 @@ compares. Where claim and clock disagree beyond noise, nothing was measured.
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -29,7 +30,8 @@ BUDGET_S = 0.045
 TARGET = {"eager": 0.010, "device": 0.003}  # standard error of the ratio at which it may stop earlier
 MIN_ROUNDS, MAX_ROUNDS = 2, 12
 BLOCK_US = 3_000.0  # of one mode; shorter blocks would be all switching
-MIN_CALLS, MAX_CALLS = 3, 12
+MIN_CALLS, MAX_CALLS = 3, 16
+LEAD_CALLS = 2  # of a block that don't count: the GPU has just changed hands, the host's caches are cold
 # What the judge's clock can't tell from the host's own jitter between two synchronised calls.
 CLOCK_SLACK_US, CLOCK_SLACK_SHARE, CLAIM_SLACK_SHARE = 40.0, 0.25, 0.03
 WORKING_COPY_BYTES = 1 << 30
@@ -76,15 +78,18 @@ class Stopwatch:
         self.slot = aligned(max(trial.outputs.data.numel() for trial in sets))
         if len({str(trial.layout) for trial in sets}) != 1:
             raise Rejected("infra_error", "not measured: get_inputs() gives other shapes with every seed")
-        self.keeps_all = self.slot * 2 * MAX_CALLS <= OUTPUTS_BYTES
+        self.keeps_all = self.slot * (2 * MAX_CALLS + LEAD_CALLS) <= OUTPUTS_BYTES
+        self.random = random.SystemRandom()
+        self.orders: dict[int, list[int]] = {}
 
     # Preparation, off the clock -------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Lend both sides the inputs, and let both run once each way: what is slow at first is over then."""
+        quick: list[float] = []
         for name, side in self.sides.items():
             session = side.session
-            session.buffer("outputs", self.slot * (2 * MAX_CALLS if self.keeps_all else 1))
+            session.buffer("outputs", self.slot * (2 * MAX_CALLS + LEAD_CALLS if self.keeps_all else 1))
             lent = (id(session.buffer("sets", self.stride * len(self.sets))), self.stride)
             if name == "candidate" or self.reference.lent_sets != lent:
                 with self.gate:
@@ -94,13 +99,20 @@ class Stopwatch:
                     session.synchronise()
                 if name == "reference":
                     self.reference.lent_sets = lent
-            facts = self._ask(side, [[0, "eager"], [1 % len(self.sets), "device"], [0, "eager"], [0, "device"]])[0]
-            side.host_us = _numbers(facts, "host_us")[-1]
+            facts = self._ask(side, [[i % len(self.sets), mode] for mode in MODES for i in range(4)])[0]
+            side.host_us = statistics.median(_numbers(facts, "host_us")[2:])
             side.session.facts(facts)
-        quick = max(min(_numbers(facts, "times_us")[2:]), 1.0)
-        self.calls = int(max(MIN_CALLS, min(MAX_CALLS, BLOCK_US / quick)))
+            quick.append(max(min(_numbers(facts, "times_us")), 1.0))
+            self._poison(session)
+        self.calls = int(max(MIN_CALLS, min(MAX_CALLS, BLOCK_US / min(quick))))
 
-    def _ask(self, side: Side, calls: list[list[Any]]) -> tuple[dict[str, Any], float]:
+    def _poison(self, session: Session) -> None:
+        """NaN in every float: an output that was never written, or written too late, can't look right."""
+        with self.gate:
+            session.buffers["outputs"].tensor.fill_(0xFF)
+            session.synchronise()
+
+    def _ask(self, side: Side, calls: list[list[Any]], lead: int = 0) -> tuple[dict[str, Any], float]:
         """A block of timed calls. Returns (the worker's claims, seconds by the judge's clock)."""
         before = time.perf_counter()
         reply = side.session.ask(
@@ -110,6 +122,7 @@ class Stopwatch:
             stride=self.stride,
             slot=self.slot if self.keeps_all else 0,
             calls=calls,
+            lead=lead,
             sleep_us=sleep_us(side.host_us),
             cold=self.rules.mean_of is None,
             copies=self.stride <= WORKING_COPY_BYTES,
@@ -167,15 +180,15 @@ class Stopwatch:
         return sum(error * error for error in errors) ** 0.5
 
     def _block(self, side: Side, number: int, modes: tuple[str, ...]) -> None:
-        order = [(side.calls + i) % len(self.sets) for i in range(self.calls)]
-        calls = [[index, mode] for mode in modes for index in order]
-        if self.keeps_all:
-            side.session.poison(self.slot * len(calls))
+        # In an order that nobody knows beforehand; the same for both sides.
+        order = [index for _ in range(-(-self.calls // len(self.sets))) for index in self._shuffled(number)]
+        calls = [[index, mode] for mode in modes for index in order[: self.calls]]
+        lead = [[index, modes[0]] for index in order[:LEAD_CALLS]]
         others = [other.session.worker for other in self.sides.values() if other is not side]
         for worker in others:
             worker.pause()
         try:
-            facts, seconds = self._ask(side, calls)
+            facts, seconds = self._ask(side, lead + calls, len(lead))
         finally:
             for worker in others:
                 worker.resume()
@@ -185,19 +198,27 @@ class Stopwatch:
         for mode in modes:
             side.times_us[mode].append([t for t, (_, asked) in zip(times, calls) if asked == mode])
         sleeps = sum(sleep_us(side.host_us) for _, mode in calls if mode == "device")
-        side.overhead_us.append((seconds * 1e6 - sum(times) - sleeps) / len(calls))
+        lead_us = len(lead) * statistics.median(times)
+        side.overhead_us.append((seconds * 1e6 - sum(times) - lead_us - sleeps) / (len(calls) + len(lead)))
         side.calls += len(calls)
         side.launches.append(facts.get("launches"))
-        self._snapshot(side, facts, calls)
+        self._snapshot(side, facts, calls, len(lead))
 
-    def _snapshot(self, side: Side, facts: dict[str, Any], calls: list[list[Any]]) -> None:
-        """Private copies of the outputs: compared when the GPU is free for others again."""
+    def _shuffled(self, number: int) -> list[int]:
+        if number not in self.orders:
+            self.orders[number] = self.random.sample(range(len(self.sets)), len(self.sets))
+        return self.orders[number]
+
+    def _snapshot(self, side: Side, facts: dict[str, Any], calls: list[list[Any]], lead: int) -> None:
+        """Private copies of the outputs, compared when the GPU is free for others again. Then the buffer is poisoned
+        for the next block."""
         replies = facts.get("outputs")
         if not isinstance(replies, list) or len(replies) != len(calls) or not all(isinstance(r, dict) for r in replies):
             raise ProtocolError("timed calls without their outputs")
-        kept = self.slot * len(calls) if self.keeps_all else self.slot
+        first, last = (lead, lead + len(calls)) if self.keeps_all else (0, 1)
         with self.gate:
-            data = side.session.buffers["outputs"].tensor[:kept].clone()
+            data = side.session.buffers["outputs"].tensor[first * self.slot : last * self.slot].clone()
+        self._poison(side.session)
         for number, (reply, (index, _)) in enumerate(zip(replies, calls)):
             if not self.keeps_all and number < len(calls) - 1:
                 continue

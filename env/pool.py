@@ -35,7 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ATTEMPTS = 2
 START_TIMEOUT_S = 180
 REMEMBERED = 4096  # verdicts kept for equal answers
-CPU_LANES, GPU_LANES = 1, 10
+# A GPU verdict is mostly compiling and waiting: a lane a core keeps 16 cores busy.
+CPU_LANES, GPU_LANES = 1, 16
 
 
 class PoolError(RuntimeError):

@@ -82,4 +82,4 @@ def rules_for(profile: str = "default", device: str = "cpu", **changes: object) 
 
 def spares_for(device: str) -> int:
     """Workers to keep warm a lane: on a GPU one takes seconds to get ready."""
-    return 2 if device == "cuda" else 1
+    return 1

@@ -21,7 +21,7 @@ import torch
 
 from env import distributions, tensors
 from env.buffers import Buffer
-from env.launches import LaunchLog, install, knock_out, poison_fresh_memory
+from env.launches import LaunchLog, install, knock_out, note_compiling, poison_fresh_memory
 from env.watch import Watch
 from env.wire import Wire, WireError
 
@@ -146,6 +146,8 @@ class Runner:
         with open(self.path, "w", encoding="utf-8", errors="surrogatepass") as file:
             file.write(request["source"])
         self.log.own_file = self.path
+        if self.device == "cuda":
+            note_compiling(os.path.dirname(self.path))
         if request["watch"]:
             self.watch = Watch(request["watch"], self.device)
         if request.get("knockout"):

@@ -5,6 +5,8 @@ Runs in the judge. The same class serves the reference and the candidate, so tha
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +15,10 @@ import torch
 from env import tensors
 from env.buffers import Buffer, SharedMemoryError
 from env.gate import DeviceGate
+from env.launches import COMPILING
 from env.worker import Worker
+
+COMPARED_BYTES = 256 << 20
 
 
 class ForeignError(Exception):
@@ -124,9 +129,19 @@ class Session:
         with self.gate:
             return layout, lent.tensor[: _size(reply)].clone()
 
-    def set_inputs(self, layout: dict[str, Any], data: torch.Tensor) -> None:
-        """Fill the worker's own copy of the inputs: whatever it did to the last one is gone."""
-        self.fill("inputs", data)
+    def set_inputs(self, layout: dict[str, Any], data: torch.Tensor, expected_bytes: int = 0) -> None:
+        """Fill the worker's own copy of the inputs: whatever it did to the last one is gone. With `expected_bytes`, the
+        outputs' buffer is poisoned as well: NaN in every float, so that what was never written, or written too late,
+        can't look right.
+        """
+        self.buffer("inputs", data.numel())
+        if expected_bytes:
+            self.buffer("outputs", expected_bytes)
+        with self.gate:
+            self.buffers["inputs"].tensor[: data.numel()].copy_(data)
+            if expected_bytes:
+                self.buffers["outputs"].tensor.fill_(0xFF)
+            self.synchronise()
         self.inputs_layout, self.inputs = layout, data
 
     def fill(self, name: str, data: torch.Tensor) -> None:
@@ -136,23 +151,10 @@ class Session:
             buffer.tensor[: data.numel()].copy_(data)
             self.synchronise()
 
-    def run(self, expected_bytes: int = 0, **request: Any) -> Outputs:
-        """A forward pass on the inputs that were set. `expected_bytes`: bytes of the reference's outputs."""
-        return self.call("run", expected_bytes, **request)
-
-    def poison(self, nbytes: int) -> Buffer:
-        """The outputs' buffer, filled so that what was never written, or written too late, can't look right: NaN in
-        every float."""
-        buffer = self.buffer("outputs", nbytes)
-        with self.gate:
-            buffer.tensor.fill_(0xFF)
-            self.synchronise()
-        return buffer
-
     def call(self, op: str, expected_bytes: int = 0, **request: Any) -> Outputs:
-        """An operation that returns the model's outputs for the inputs that were set."""
-        if expected_bytes:
-            self.poison(expected_bytes)
+        """An operation that returns the model's outputs for the inputs that were set. `expected_bytes`: of the
+        reference's outputs, 0 for the reference itself: its outputs are fetched whatever their size.
+        """
         timeout_s = self.run_timeout_s if self.compiled else self.compile_timeout_s + self.run_timeout_s
         reply = self.facts(self.ask(op, timeout_s, layout=self.inputs_layout, **request))
         self.compiled = True
@@ -172,12 +174,24 @@ class Session:
             return Outputs(layout, data, reply, self._mutated())
 
     def _mutated(self) -> list[bool]:
+        """Which input tensors differ from what was lent. Asked at once: each question to the device waits its turn."""
         current = self.buffers["inputs"].tensor
-        changed = []
-        for node in tensors.tensor_nodes(self.inputs_layout):
-            part = slice(node["offset"], node["offset"] + node["nbytes"])
-            changed.append(not torch.equal(current[part], self.inputs[part]))
-        return changed
+        nodes = tensors.tensor_nodes(self.inputs_layout)
+        parts = [slice(node["offset"], node["offset"] + node["nbytes"]) for node in nodes]
+        if not parts:
+            return []
+        return torch.stack([_differs(current[part], self.inputs[part]) for part in parts]).tolist()
+
+    def compiling(self) -> str:
+        """The kernel that the worker says it is compiling, empty where it says nothing. Its words, so only a name."""
+        try:
+            # Not through a link: it could point at what only the judge may read.
+            fd = os.open(f"{self.worker.scratch}/{COMPILING}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return ""
+        with os.fdopen(fd, "rb") as file:
+            name = file.read(200).decode("utf-8", "replace")
+        return name if re.fullmatch(r"[\w.<>]{1,120}", name) else "a kernel"
 
     def lent_bytes(self) -> int:
         """Memory of the buffers that this worker maps."""
@@ -193,6 +207,12 @@ class Session:
         for buffer in self.buffers.values():
             buffer.close()
         self.buffers.clear()
+
+
+def _differs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Whether bytes differ, as a scalar that stays on the device; by chunks, since inputs may be gigabytes."""
+    found = [(mine != theirs).any() for mine, theirs in zip(a.split(COMPARED_BYTES), b.split(COMPARED_BYTES))]
+    return torch.stack(found).any() if found else torch.zeros((), dtype=torch.bool, device=a.device)
 
 
 def _size(reply: dict[str, Any]) -> int:

@@ -11,6 +11,7 @@ named like the reference's, its get_inputs, tensors shaped like the expected out
 
 from __future__ import annotations
 
+import builtins
 import sys
 import time
 import types
@@ -91,6 +92,11 @@ def _settings() -> dict[str, Any]:
     }
 
 
+def _hooks() -> dict[str, Any]:
+    """What sees or changes all that this process executes."""
+    return {"a tracer": sys.gettrace(), "a profiler": sys.getprofile(), "another __import__": builtins.__import__}
+
+
 class Watch:
     """Fingerprints taken when it is made, before foreign code comes in; `report` says what has changed since."""
 
@@ -99,6 +105,8 @@ class Watch:
         self.functions = {name: (space, _functions(space)) for name, space in _namespaces()}
         self.call = torch.nn.Module.__call__
         self.settings = _settings()
+        self.hooks = _hooks()
+        self.persisting = _persisting_bytes() if device == "cuda" else 0
         self.operators = set(torch.library._impls)
         self.bait = self._lay_bait(entry_point)
         self.bait_functions = {
@@ -150,6 +158,9 @@ class Watch:
         if torch.nn.Module.__call__ is not self.call:
             found.append("torch.nn.Module.__call__ was replaced")
         found += [f"{name} was turned off" for name, value in _settings().items() if self.settings[name] and not value]
+        found += [f"{name} was installed" for name, value in _hooks().items() if value is not self.hooks[name]]
+        if self.device == "cuda" and _persisting_bytes() > self.persisting:
+            found.append("part of the L2 cache was set aside for persisting data")
         registered = sorted(set(torch.library._impls) - self.operators)
         found += [f"torch's own operator {name} was overridden" for name in registered if _is_torchs(name)]
         found += [f"a mode of the candidate's own ({name}) is left on the stack" for name in _foreign_modes()]
@@ -174,6 +185,13 @@ class Watch:
             if changed.numel() and float(changed.float().mean()) >= _OVERWRITTEN_SHARE:
                 found.append("a tensor shaped like the expected output, which isn't the candidate's, was overwritten")
         return found
+
+
+def _persisting_bytes() -> int:
+    from cuda.bindings import driver
+
+    code, value = driver.cuCtxGetLimit(driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE)
+    return int(value) if code == driver.CUresult.CUDA_SUCCESS else 0
 
 
 def _is_torchs(registration: str) -> bool:
