@@ -27,7 +27,7 @@ from env.launches import ALL
 from env.measure import Stopwatch
 from env.profile_table import profiling_ratio, valid_rows
 from env.records import Problem, Verdict, sha256
-from env.reference import Reference, ReferenceCache, Rejected, Trial, TrialKind
+from env.reference import Reference, ReferenceCache, Rejected, Trial, TrialKind, is_ours
 from env.rules import Rules
 from env.session import ForeignError, Outputs, ProtocolError, Session
 from env.tensors import tensor_nodes
@@ -329,7 +329,7 @@ class Judge:
         try:
             _, result = self._run(session, trial, tolerance, "effect", kernels=kernels, train=True, seed=0)
         except (ForeignError, WorkerDied, WorkerTimeout, ProtocolError) as error:
-            if _is_ours(error):
+            if is_ours(error):
                 raise
             return f"crashed: {str(error)[:200]}"
         return "unchanged" if result.match else "changed"
@@ -345,7 +345,7 @@ class Judge:
             session.load_state(reference.state)
             _, result = self._run(session, trial, tolerance, "run", train=True, grad=False, seed=0)
         except (ForeignError, WorkerDied, WorkerTimeout, ProtocolError) as error:
-            if _is_ours(error):
+            if is_ours(error):
                 raise
             return f"crashed: {str(error)[:200]}"
         finally:
@@ -479,11 +479,6 @@ def _clock(cost: dict[str, float], name: str) -> Iterator[None]:
         cost[name] = cost.get(name, 0.0) + time.monotonic() - start
 
 
-def _is_ours(error: Exception) -> bool:
-    """A worker whose exit code nobody can tell died with its fork server: not by anything that it ran."""
-    return isinstance(error, WorkerDied) and error.code is None
-
-
 @contextmanager
 def _as_rejection(session: Session) -> Iterator[None]:
     """What foreign code did to itself, as a status."""
@@ -500,11 +495,14 @@ def _as_rejection(session: Session) -> Iterator[None]:
     except ProtocolError as error:
         raise Rejected("runtime_error", f"the process wrote on its channel: {error}") from error
     except WorkerDied as error:
-        if _is_ours(error):
-            raise Rejected("infra_error", f"the fork server is gone, and its workers with it: {error}") from error
-        code = error.code
-        if code < 128:
-            raise Rejected("runtime_error", f"the process ended by itself (exit code {code})") from error
-        name = signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else f"signal {code - 128}"
-        status = "oom" if name == "SIGKILL" else "runtime_error"
-        raise Rejected(status, f"the process was ended by {name}") from error
+        if is_ours(error):
+            raise Rejected("infra_error", f"the worker was ended from outside: {error}") from error
+        if error.oom:
+            raise Rejected("oom", str(error)) from error
+        if error.code < 128:
+            raise Rejected("runtime_error", f"the process ended by itself (exit code {error.code})") from error
+        raise Rejected("runtime_error", f"the process was ended by {_signal_name(error.code - 128)}") from error
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

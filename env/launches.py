@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 MAX_LAUNCHES = 10_000
@@ -85,15 +86,13 @@ def install(log: LaunchLog, device: str) -> None:
     Kernel.run = recorded_run
 
 
-def note_compiling(folder: str) -> None:
+def note_compiling(folder: Path) -> None:
     """Leave the name of the kernel that is being compiled in a file of `folder`: should it never end, the author learns
     that it was the compiler that was still at work.
     """
-    from pathlib import Path
-
     from triton import knobs
 
-    marker = Path(folder, COMPILING)
+    marker = folder / COMPILING
 
     def before(**facts: Any) -> bool:
         marker.write_text(str(getattr(facts.get("fn"), "name", "a kernel")))

@@ -274,8 +274,18 @@ def as_problem_error() -> Iterator[None]:
         lines = "; ".join(error.lines)
         raise Rejected("problem_error", f"the reference failed: {error.message} {lines}".strip()) from error
     except (WorkerDied, WorkerTimeout) as error:
-        status = "infra_error" if isinstance(error, WorkerDied) and error.code is None else "problem_error"
+        if isinstance(error, WorkerDied) and error.oom:
+            raise Rejected("infra_error", f"too big here: {error}") from error
+        status = "infra_error" if is_ours(error) else "problem_error"
         raise Rejected(status, f"the reference failed: {error}") from error
+
+
+def is_ours(error: Exception) -> bool:
+    """Whether a worker was lost by nothing that it ran: with its fork server, or by a kill from outside.
+
+    The host's memory is watched, so that the kernel seldom has to choose whom to kill.
+    """
+    return isinstance(error, WorkerDied) and (error.code is None or error.machine_short or error.outside)
 
 
 def _is_all_nan(outputs: Outputs) -> bool:

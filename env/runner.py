@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -147,7 +148,7 @@ class Runner:
             file.write(request["source"])
         self.log.own_file = self.path
         if self.device == "cuda":
-            note_compiling(os.path.dirname(self.path))
+            note_compiling(Path(self.path).parent)
         if request["watch"]:
             self.watch = Watch(request["watch"], self.device)
         if request.get("knockout"):

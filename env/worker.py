@@ -62,12 +62,16 @@ class WorkerDied(Exception):
 
     code: exit status, 128 + signal where a signal ended it, None if unknown. oom: the fork server ended it for the host
     memory (or the processes) that it took. machine_short: not over its limit, but the largest when memory ran out.
+    outside: killed by nothing that ran in it.
     """
 
-    def __init__(self, code: int | None, why: str, oom: bool = False, machine_short: bool = False):
+    def __init__(
+        self, code: int | None, why: str, oom: bool = False, machine_short: bool = False, outside: bool = False
+    ):
         super().__init__(why)
         self.code = code
         self.oom = oom
+        self.outside = outside
         self.machine_short = machine_short
 
 
@@ -309,8 +313,12 @@ class Worker:
             if self.ended or not _alive(self.pid):
                 break
             time.sleep(0.001)
+        # One that lives closed its channel: foreign code did that, and the kill that follows is ours. A dead PID 1 was
+        # not killed by anything in its namespace.
+        lives = self.alive()
         code = self.end()
-        return WorkerDied(code, self.why or why, self.oom, self.machine_short)
+        killed = code == 128 + signal.SIGKILL and not lives and self.isolation.get("pid namespace") == "on"
+        return WorkerDied(code, self.why or why, self.oom, self.machine_short, outside=killed and not self.oom)
 
     def stopped_s(self) -> float:
         """Seconds that this worker has been paused so far."""
