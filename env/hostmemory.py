@@ -20,6 +20,7 @@ SOONEST_S, LATEST_S, TOGETHER_S = 0.004, 0.1, 0.02
 MAX_SCANNED = 4096  # files of one worker that are looked at for shared memory
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SHARED = ("/memfd:", "/dev/zero (deleted)", "/SYSV")
+_SHARED_BYTES = tuple(name.encode() for name in _SHARED)
 
 
 def _read(path: str) -> bytes:
@@ -86,33 +87,41 @@ def descendants(pid: int) -> tuple[list[int], int]:
     return found, total
 
 
-def _shared_files(pid: int, budget: int, mapped: bool = True) -> dict[tuple[int, int], int]:
-    """{(device, inode): bytes in memory} of the shared memory that a process has open, or also mapped.
+def _shared_files(pid: int, budget: int, mapped: bool = True) -> tuple[dict[tuple[int, int], int], int]:
+    """({(device, inode): bytes in memory} of the shared memory that a process has open, or also mapped; bytes of
+    mappings that can't be followed without privileges, of which any part may be in memory).
 
     Raises OverflowError where that would mean more than `budget` files.
     """
-    links: list[str] = []
+    links: dict[str, int] = {}
     try:
-        links += [f"/proc/{pid}/fd/{name}" for name in _names(f"/proc/{pid}/fd")]
+        links |= {f"/proc/{pid}/fd/{name}": 0 for name in _names(f"/proc/{pid}/fd")}
         if mapped:
-            # Without privileges these can't be followed: then only what is open counts.
             for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
-                if line.endswith(b"(deleted)"):
-                    start, end = (int(number, 16) for number in line.split(None, 1)[0].split(b"-"))
-                    links.append(f"/proc/{pid}/map_files/{start:x}-{end:x}")
+                if line.endswith(b"(deleted)") and any(name in line for name in _SHARED_BYTES):
+                    start, end = _range(line)
+                    links[f"/proc/{pid}/map_files/{start:x}-{end:x}"] = end - start
     except OSError:
-        return {}  # it has ended meanwhile
+        return {}, 0  # it has ended meanwhile
     if len(links) > budget:
         raise OverflowError
     sizes: dict[tuple[int, int], int] = {}
-    for link in links:
+    hidden = 0
+    for link, size in links.items():
         try:
             if os.readlink(link).startswith(_SHARED):  # noqa: PTH115
                 status = os.stat(link)  # noqa: PTH116
                 sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
+        except PermissionError:
+            hidden += size
         except OSError:
             continue
-    return sizes
+    return sizes, hidden
+
+
+def _range(line: bytes) -> tuple[int, int]:
+    start, end = line.split(None, 1)[0].split(b"-")
+    return int(start, 16), int(end, 16)
 
 
 def _own_shm(pid: int) -> int:
@@ -286,36 +295,54 @@ class Watch:
     def _count_shared(self, pids: list[int], worker: int, at_most: int) -> int:
         """Shared memory of a worker, without what its judge lent it. `at_most` where there is too much to count."""
         sizes: dict[tuple[int, int], int] = {}
-        budget = MAX_SCANNED
+        unseen = 0
         try:
             for pid in pids:
-                sizes.update(_shared_files(pid, budget))
-                budget = MAX_SCANNED - len(sizes)
-            for lent in _shared_files(os.getppid(), 1 << 20, mapped=False):
+                found, hidden = _shared_files(pid, MAX_SCANNED - len(sizes))
+                sizes.update(found)
+                unseen += hidden
+            for lent in _shared_files(os.getppid(), 1 << 20, mapped=False)[0]:
                 sizes.pop(lent, None)
         except OverflowError:
             return at_most
-        return sum(sizes.values()) + _own_shm(worker)
+        seen = sum(sizes.values()) + _own_shm(worker)
+        return seen + min(unseen, max(0, at_most - seen))
 
     def _sacrifice(self, now: float) -> list[tuple[int, str, bool]]:
         """The machine runs short: the largest has to end, and gets a moment to give its memory back."""
         dying = any(watched.condemned > now - 1.0 for watched in self.workers.values())
         if (dying and self.machine.available > self.machine.floor // 2) or now < self._last_sacrifice + 0.1:
             return []
-        living = [(watched.used, supervisor) for supervisor, watched in self.workers.items() if not watched.condemned]
+        living = [
+            (watched.used + _pinned_bytes(self.processes(supervisor)), supervisor)
+            for supervisor, watched in self.workers.items()
+            if not watched.condemned
+        ]
         if not living or max(living)[0] < 256 << 20:
             return []  # nobody here: it is other programs that fill the memory
         used, supervisor = max(living)
         self.workers[supervisor].condemned = self._last_sacrifice = now
         self.workers[supervisor].next_look = math.inf
         left = self.machine.available / (1 << 30)
-        return [
-            (
-                supervisor,
-                f"host memory: {used / (1 << 30):.2f} GiB used while this machine had {left:.2f} GiB left",
-                False,
-            )
-        ]
+        why = f"host memory: {used / (1 << 30):.2f} GiB used while this machine had {left:.2f} GiB left"
+        return [(supervisor, why, used > self.limit)]
+
+
+def _pinned_bytes(pids: list[int]) -> int:
+    """Host memory that CUDA's driver has pinned for processes. It is in no process's resident memory, and looking for
+    it takes a millisecond, so that it only counts once the machine runs short.
+    """
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            if line.endswith(b"/dev/nvidiactl"):
+                start, end = _range(line)
+                total += end - start
+    return total
 
 
 def _interval(headroom: int) -> float:

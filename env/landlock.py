@@ -70,6 +70,8 @@ def needed_folders(scratch: str) -> list[Path]:
     wanted = [Path(sys.prefix), Path(sys.base_prefix), Path(sys.exec_prefix)]
     wanted += [Path(entry) for entry in sys.path if entry]
     wanted += [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry.startswith("/")]
+    for file in Path("/etc/ld.so.conf.d").glob("*.conf"):  # where the driver's libraries may lie
+        wanted += [Path(line.strip()) for line in file.read_text().splitlines() if line.startswith("/")]
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(name, "").startswith("/"):
             wanted.append(Path(os.environ[name]))
