@@ -1,7 +1,7 @@
 """Judge one candidate: `python -m env.evaluate REFERENCE CANDIDATE [--json] [--device cpu|cuda]`.
 
 Runs in the driver. Exits 0 whenever a verdict was reached, 2 where the question can't be asked (no such file, no
-device).
+device), 130 or 143 where Ctrl-C or SIGTERM came first.
 """
 
 from __future__ import annotations
@@ -11,23 +11,70 @@ import json
 import sys
 from pathlib import Path
 
+from env.commands import Stopped, StopSignals, add_rule_options, chosen_rules
+from env.feedback import is_tie, kernel_name, reasons
+from env.plaintext import harmless
 from env.pool import Pool, PoolError
-from env.problems import ProblemError, load_file
-from env.records import Problem, Verdict
-from env.rules import Rules
+from env.problems import load_file
+from env.records import Verdict
+
+MAX_ROWS = 20
 
 
 def render_text(verdict: Verdict) -> str:
-    """A verdict for a terminal."""
-    lines = [verdict.feedback]
-    if verdict.speedup is not None:
+    """A verdict for a person at a terminal. Foreign words are made harmless: they could move the cursor."""
+    lines = [f"status: {verdict.status}"]
+    if verdict.blameless:
+        lines.append(harmless(verdict.message, 2000, 20))
+    elif verdict.status != "correct":
+        lines += reasons(verdict)
+    lines += _times(verdict)
+    lines += _kernels(verdict)
+    if verdict.evidence.get("isolation_missing"):
+        lines.append(f"isolation missing: {', '.join(map(str, verdict.evidence['isolation_missing']))}")
+    if verdict.evidence.get("rules"):
+        lines.append(f"rules: {verdict.evidence['rules']}")
+    versions = ", ".join(f"{name} {version}" for name, version in verdict.versions.items())
+    lines.append(f"device: {verdict.device or 'none'}{f' ({versions})' if versions else ''}")
+    stages = {name: seconds for name, seconds in verdict.cost.items() if name != "total_s"}
+    parts = ", ".join(f"{name.removesuffix('_s')} {seconds:.2f}" for name, seconds in stages.items())
+    lines.append(f"took: {verdict.cost.get('total_s', 0):.2f} s{f' ({parts})' if parts else ''}")
+    return "\n".join(line for line in lines if line)
+
+
+def _times(verdict: Verdict) -> list[str]:
+    if verdict.speedup is None:
+        return []
+    lines = [f"speedup: {verdict.speedup:.3f}x"]
+    if verdict.speedup_low is not None and verdict.speedup_high is not None:
+        lines[0] += f" [{verdict.speedup_low:.3f}, {verdict.speedup_high:.3f}]"
+    if is_tie(verdict):
+        lines[0] += ": a tie, the interval spans 1"
+    if verdict.reference_us is not None and verdict.candidate_us is not None:
         lines.append(
             f"{verdict.time_kind} times: reference {verdict.reference_us:.2f} us, "
-            f"candidate {verdict.candidate_us:.2f} us, "
-            f"speedup {verdict.speedup:.3f} [{verdict.speedup_low:.3f}, {verdict.speedup_high:.3f}]"
+            f"candidate {verdict.candidate_us:.2f} us"
         )
-    lines.append(f"device: {verdict.device}; {verdict.cost.get('total_s', 0):.2f} s")
-    return "\n".join(lines)
+    return lines
+
+
+def _kernels(verdict: Verdict) -> list[str]:
+    if not verdict.profile:
+        return []
+    total = sum(row["time_us"] for row in verdict.profile) or 1.0
+    shown = verdict.profile[:MAX_ROWS]
+    names = [("triton " if row["own"] else "torch  ") + kernel_name(row) for row in shown]
+    width = max(len("kernel"), *map(len, names))
+    lines = [f"{'kernel'.ljust(width)}  calls     time us   share"]
+    lines += [
+        f"{name.ljust(width)}  {row['count']:5d}  {row['time_us']:10.2f}  {100 * row['time_us'] / total:5.1f}%"
+        for name, row in zip(names, shown)
+    ]
+    if len(verdict.profile) > MAX_ROWS:
+        lines.append(f"and {len(verdict.profile) - MAX_ROWS} more")
+    if verdict.profiling_ratio is not None:
+        lines.append(f"profiling ratio: {verdict.profiling_ratio:.3f} (time in the candidate's own kernels)")
+    return lines
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,28 +82,32 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m env.evaluate", description="Judge one candidate against a reference."
     )
     parser.add_argument(
-        "reference", type=Path, help="KernelBench-format file: class Model, get_inputs, get_init_inputs"
+        "problem",
+        type=Path,
+        metavar="REFERENCE",
+        help="KernelBench-format file: class Model, get_inputs, get_init_inputs",
     )
-    parser.add_argument("candidate", type=Path, help="Python file that defines class ModelNew")
+    parser.add_argument("candidate", type=Path, metavar="CANDIDATE", help="Python file that defines class ModelNew")
     parser.add_argument("--json", action="store_true", help="print the verdict as one JSON object")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="cpu: Triton's interpreter, modelled times"
-    )
     parser.add_argument("--raw", action="store_true", help="the candidate file holds a model's whole answer")
-    parser.add_argument("--entry-point", default="Model", help="name of the reference class")
-    parser.add_argument("--seed", type=int, default=None, help="seed of the secret inputs; default: a fresh secret")
+    parser.add_argument("--entry-point", default="Model", help="name of the reference class (the candidate's: + New)")
+    add_rule_options(parser)
     args = parser.parse_args(argv)
+    if not args.entry_point.isidentifier():
+        parser.error(f"--entry-point {args.entry_point!r} can't be the name of a class")
     try:
-        reference = load_file(args.reference) if args.entry_point == "Model" else None
-        problem = reference or Problem(
-            id=args.reference.stem, source=args.reference.read_text(), entry_point=args.entry_point
-        )
+        rules = chosen_rules(args)
+        problem = load_file(args.problem, entry_point=args.entry_point)
         response = args.candidate.read_text(encoding="utf-8", errors="surrogateescape")
-        with Pool(args.device, slots=1, seed=args.seed, rules=Rules(), lanes=1) as pool:
+        with StopSignals() as signals, Pool(args.device, slots=1, seed=args.seed, rules=rules, lanes=1) as pool:
             verdict = pool.submit(problem, response, raw=args.raw).result()
-    except (OSError, UnicodeDecodeError, ProblemError, PoolError) as error:
+            signals.ignore()
+    except (OSError, ValueError, PoolError) as error:
         print(f"env.evaluate: {error}", file=sys.stderr)
         return 2
+    except Stopped as stop:
+        print(f"env.evaluate: {stop}; there is no verdict", file=sys.stderr)
+        return stop.code
     print(json.dumps(verdict.to_json()) if args.json else render_text(verdict))
     return 0
 

@@ -39,6 +39,10 @@ RULES = {
         "an earlier output is returned for new inputs",
         "keep no outputs between calls: compute each one from its own inputs",
     ),
+    "stops_working": (
+        "the kernels are launched in the first calls only",
+        "launch your kernels in every call of forward(), however often it is called",
+    ),
     "output_subclass": (
         "forward() returns something that only looks like a tensor",
         "return plain torch.Tensor objects whose values are computed when forward() returns",

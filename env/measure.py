@@ -138,12 +138,18 @@ class Stopwatch:
         self.prepare()
         reference, candidate = self.sides["reference"], self.sides["candidate"]
         workers = [reference.session.worker, candidate.session.worker]
-        with self.gate.alone(workers):
-            started = time.perf_counter()
-            self.gate.wait_until_quiet()
-            rounds = self._fixed_rounds() if self.rules.mean_of else self._rounds(started)
-            rows = self._profile(candidate)
-            exclusive_s = time.perf_counter() - started
+        with self.gate:
+            held = [time.perf_counter()]
+            with self.gate.alone(workers):
+                held.append(time.perf_counter())
+                self.gate.wait_until_quiet()
+                held.append(time.perf_counter())
+                rounds = self._fixed_rounds() if self.rules.mean_of else self._rounds(held[0])
+                held.append(time.perf_counter())
+                rows = self._profile(candidate)
+                held.append(time.perf_counter())
+            held.append(time.perf_counter())
+        exclusive_s = held[-1] - held[0]
         times = {
             mode: timing.interval(
                 reference.times_us[mode], candidate.times_us[mode], seed=0, mean=self.rules.mean_of is not None
@@ -151,7 +157,9 @@ class Stopwatch:
             for mode in MODES
             if reference.times_us[mode]
         }
-        evidence = {"rounds": rounds, "calls": candidate.calls, "clock": self._check_clock()}
+        steps = ("stop_others", "wait_until_quiet", "rounds", "profile", "let_others_go_on")
+        held_ms = {step: round(1e3 * (after - before), 2) for step, before, after in zip(steps, held, held[1:])}
+        evidence = {"rounds": rounds, "calls": candidate.calls, "held_ms": held_ms, "clock": self._check_clock()}
         self._check_floor(times)
         evidence["timed_outputs"] = self._check_outputs()
         return Measurement(times, rows, exclusive_s, evidence)

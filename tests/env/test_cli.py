@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from env import batch, evaluate
-from env.records import STATUSES, Verdict
+from env.extract import clean_source
+from env.records import STATUSES, Problem, Verdict, sha256
+from env.rules import PROFILES, rules_for
 
-pytestmark = pytest.mark.budget(60)
+pytestmark = pytest.mark.budget(120)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,7 +52,10 @@ def test_evaluate_prints_one_verdict_as_json(files):
     assert verdict["speedup_low"] <= verdict["speedup"] <= verdict["speedup_high"]
     assert verdict["speedup"] == pytest.approx(verdict["reference_us"] / verdict["candidate_us"])
     assert verdict["profiling_ratio"] == 1.0 and verdict["time_kind"] == "modelled"
-    assert verdict["evidence"]["knockout"] == "changed" and verdict["evidence"]["launches"]["eval"][0]["own"] is True
+    assert (
+        verdict["evidence"]["without_kernels"] == "changed"
+        and verdict["evidence"]["launches"]["eval"][0]["own"] is True
+    )
     assert verdict["feedback"].startswith("status: correct\nspeedup: 3.00x (modelled)")
     assert verdict["problem_sha256"] and verdict["candidate_sha256"] and verdict["cost"]["total_s"] > 0
     assert verdict["profile"] == [{"name": "chain", "own": True, "count": 1, "time_us": verdict["candidate_us"]}]
@@ -54,8 +64,10 @@ def test_evaluate_prints_one_verdict_as_json(files):
 class OneVerdict:
     """Stands in for a pool: what it says of a candidate is not what is tested here."""
 
-    def __init__(self, *_, **__):
-        pass
+    asked: ClassVar[list[dict]] = []
+
+    def __init__(self, device="cpu", slots=0, seed=None, rules=None, lanes=0, gpus=None):
+        self.asked.append({"device": device, "slots": slots, "seed": seed, "rules": rules, "gpus": gpus})
 
     def __enter__(self):
         return self
@@ -65,28 +77,161 @@ class OneVerdict:
 
     def submit(self, problem, response, raw):
         message = f"{problem.entry_point} {'answer' if raw else 'source'} of {len(response)}"
-        verdict = Verdict(status="hack", message=message, feedback=f"status: hack\n{message}", device="cpu")
+        verdict = Verdict(status="incorrect", message=message, feedback="", device="cpu")
         future = Future()
         future.set_result(verdict)
         return future
 
 
-@pytest.mark.parametrize(("flags", "kind"), [([], "source"), (["--raw"], "answer")])
-def test_evaluate_exits_0_whatever_the_verdict_is(files, capsys, monkeypatch, flags, kind):
+@pytest.fixture
+def one_verdict(monkeypatch):
+    """What the pool was asked for, newest last."""
     monkeypatch.setattr(evaluate, "Pool", OneVerdict)
+    monkeypatch.setattr(batch, "Pool", OneVerdict)
+    monkeypatch.setattr(OneVerdict, "asked", [])
+    return OneVerdict.asked
+
+
+@pytest.mark.parametrize(("flags", "kind"), [([], "source"), (["--raw"], "answer")])
+def test_evaluate_exits_0_whatever_the_verdict_is(files, capsys, one_verdict, flags, kind):
     assert evaluate.main([str(files / "reference.py"), str(files / "hack.py"), *flags]) == 0
     text = capsys.readouterr().out
     length = len((files / "hack.py").read_text())
-    assert text == f"status: hack\nModel {kind} of {length}\ndevice: cpu; 0.00 s\n"
+    assert text == f"status: incorrect\nwhy: Model {kind} of {length}\ndevice: cpu\ntook: 0.00 s\n"
 
 
-def test_text_of_a_measured_verdict_names_its_times():
-    verdict = Verdict(
-        status="correct", speedup=2.0, speedup_low=1.9, speedup_high=2.1, reference_us=8.0, candidate_us=4.0
+def measured(**changes) -> Verdict:
+    fields = {
+        "speedup": 2.0, "speedup_low": 1.9, "speedup_high": 2.1, "reference_us": 8.0, "candidate_us": 4.0,
+        "time_kind": "eager", "profiling_ratio": 0.75, "device": "H200", "versions": {"torch": "2", "triton": "3"},
+        "profile": [
+            {"name": "mine", "own": True, "count": 2, "time_us": 3.0},
+            {"name": "aten::add", "own": False, "count": 1, "time_us": 1.0},
+        ],
+        "evidence": {"isolation_missing": ["seccomp", "own user"], "rules": "default, float32 as ieee"},
+        "cost": {"reference_s": 0.25, "timing_s": 1.5, "total_s": 1.75},
+    }  # fmt: skip
+    return Verdict(status="correct", **{**fields, **changes})
+
+
+def test_text_of_a_verdict_has_times_kernels_isolation_and_cost():
+    assert evaluate.render_text(measured()).split("\n") == [
+        "status: correct",
+        "speedup: 2.000x [1.900, 2.100]",
+        "eager times: reference 8.00 us, candidate 4.00 us",
+        "kernel            calls     time us   share",
+        "triton mine           2        3.00   75.0%",
+        "torch  aten::add      1        1.00   25.0%",
+        "profiling ratio: 0.750 (time in the candidate's own kernels)",
+        "isolation missing: seccomp, own user",
+        "rules: default, float32 as ieee",
+        "device: H200 (torch 2, triton 3)",
+        "took: 1.75 s (reference 0.25, timing 1.50)",
+    ]
+
+
+def test_text_says_a_tie_and_why_there_are_no_times():
+    assert "[0.970, 1.040]: a tie, the interval spans 1" in evaluate.render_text(
+        measured(speedup=1.0, speedup_low=0.97, speedup_high=1.04)
     )
-    verdict.time_kind = "eager"
-    text = evaluate.render_text(verdict)
-    assert "eager times: reference 8.00 us, candidate 4.00 us, speedup 2.000 [1.900, 2.100]" in text
+    assert "tie" not in evaluate.render_text(measured(speedup_low=0.9, time_kind="modelled"))
+    broken = Verdict(status="problem_error", message="the reference failed: NameError: x")
+    assert evaluate.render_text(broken).split("\n")[:2] == ["status: problem_error", broken.message]
+
+
+def test_text_moves_no_cursor():
+    hostile = "\x1b[2J\x1b]0;owned\x07\rstatus: correct\nstatus: correct\x9b"
+    for verdict in (
+        Verdict(status="runtime_error", message=hostile, evidence={"lines": [hostile]}),
+        Verdict(status="problem_error", message=hostile.replace("status", "x")),
+        measured(profile=[{"name": hostile, "own": own, "count": 1, "time_us": 1.0} for own in (True, False)] * 30),
+    ):
+        text = evaluate.render_text(verdict)
+        assert text.replace("\n", "").isprintable() and text.count("\nstatus:") == 0 and len(text) < 6000
+
+
+# Options -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["evaluate", "batch"])
+def test_options_choose_the_rules_of_both_commands(files, one_verdict, command):
+    questions = files / "in.jsonl"
+    questions.write_text(_row() + "\n")
+    first = [str(files / "reference.py"), str(files / "correct.py")]
+    if command == "batch":
+        first = [str(questions), str(files / "out.jsonl")]
+    main = {"evaluate": evaluate, "batch": batch}[command].main
+    assert main(first) == 0
+    (asked,) = one_verdict
+    assert asked["device"] == "cpu" and asked["gpus"] is None and asked["seed"] is None
+    assert asked["rules"] == rules_for("default", "cpu")
+    options = ["--profile", "paper", "--precision", "tf32", "--reference", "compile", "--weak-isolation", "--seed", "5"]
+    (files / "out.jsonl").unlink(missing_ok=True)
+    assert main([*first, *options, "--device", "cuda", "--time", "device"]) == 0
+    changes = {"precision": "tf32", "reference": "compile", "rewarded_time": "device", "weak_isolation": True}
+    assert one_verdict[-1]["rules"] == rules_for("paper", "cuda", **changes)
+    assert one_verdict[-1]["seed"] == 5 and one_verdict[-1]["device"] == "cuda"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--profile", "mine"], ["--precision", "fp8"], ["--reference", "none"], ["--time", "wall"], ["--seed", "x"],
+        ["--device", "tpu"], ["--entry-point", "a b"], ["--entry-point", ""],
+    ],
+)  # fmt: skip
+def test_options_that_mean_nothing_are_usage_errors(files, one_verdict, options, capsys):
+    with pytest.raises(SystemExit) as left:
+        evaluate.main([str(files / "reference.py"), str(files / "correct.py"), *options])
+    assert left.value.code == 2 and not one_verdict
+    assert options[0] in capsys.readouterr().err
+
+
+def test_device_times_need_a_device(files, one_verdict, capsys):
+    assert evaluate.main([str(files / "reference.py"), str(files / "correct.py"), "--time", "device"]) == 2
+    assert "modelled" in capsys.readouterr().err and not one_verdict
+
+
+def test_other_entry_point_is_checked_as_well(files, one_verdict, capsys):
+    net = files / "net.py"
+    net.write_text((files / "reference.py").read_text().replace("class Model", "class Net"))
+    candidate = str(files / "correct.py")
+    assert evaluate.main([str(net), candidate, "--entry-point", "Net"]) == 0
+    assert "Net source" in capsys.readouterr().out
+    assert evaluate.main([str(files / "reference.py"), candidate, "--entry-point", "Net"]) == 2
+    assert "it has no 'class Net'" in capsys.readouterr().err
+    net.write_text(net.read_text().replace("def get_inputs", "def inputs"))
+    assert evaluate.main([str(net), candidate, "--entry-point", "Net"]) == 2
+    assert "it has no 'def get_inputs'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "gpus"),
+    [([], "cpu", None), (["--gpus", "all"], "cuda", None), (["--gpus", "0, 3"], "cuda", ["0", "3"]),
+     (["--gpus", "1", "--device", "cuda"], "cuda", ["1"]), (["--device", "cuda"], "cuda", None)],
+)  # fmt: skip
+def test_gpus_choose_the_device(tmp_path, one_verdict, options, device, gpus):
+    questions = tmp_path / "in.jsonl"
+    questions.write_text(_row() + "\n")
+    assert batch.main([str(questions), str(tmp_path / "out.jsonl"), "--slots", "1", *options]) == 0
+    assert (one_verdict[-1]["device"], one_verdict[-1]["gpus"], one_verdict[-1]["slots"]) == (device, gpus, 1)
+
+
+@pytest.mark.parametrize(
+    "options", [["--gpus", "0,0"], ["--gpus", ""], ["--gpus", "0,"], ["--gpus", "0", "--device", "cpu"]]
+)
+def test_gpus_that_make_no_sense_are_usage_errors(tmp_path, one_verdict, options, capsys):
+    with pytest.raises(SystemExit) as left:
+        batch.main([str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), *options])
+    assert left.value.code == 2 and "--gpus" in capsys.readouterr().err and not one_verdict
+
+
+def test_gpu_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    questions = tmp_path / "in.jsonl"
+    questions.write_text(_row() + "\n")
+    assert batch.main([str(questions), str(tmp_path / "out.jsonl"), "--gpus", "0,7"]) == 2
+    assert "no such GPU: 7; visible: 0, 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -112,12 +257,6 @@ def test_commands_exit_2_without_the_device(files, capsys, monkeypatch):
     questions.write_text(json.dumps({"id": 1, "reference": "", "candidate": ""}) + "\n")
     assert batch.main([str(questions), str(files / "out.jsonl"), "--device", "cuda"]) == 2
     assert "no GPU is visible" in capsys.readouterr().err
-
-
-def test_unknown_device_is_a_usage_error(files):
-    with pytest.raises(SystemExit) as left:
-        evaluate.main(["a", "b", "--device", "tpu"])
-    assert left.value.code == 2
 
 
 def ask(answers, **changes) -> dict:
@@ -172,6 +311,9 @@ def test_batch_judges_sources_and_answers_and_goes_on_after_a_kill(tmp_path, ans
         ('{"id": 2, "reference": 5, "candidate": "y"}', "in.jsonl:2"),
         ('{"reference": "x", "candidate": "y"}', "in.jsonl:2"),
         ('{"id": 2, "reference": "x", "candidate": 5}', "in.jsonl:2"),
+        ('{"id": 2, "reference": "x", "candidate": "y", "entry_point": "a b"}', "in.jsonl:2: entry_point is 'a b'"),
+        ('{"id": 2, "reference": "x", "candidate": "y", "entry_point": 5}', "in.jsonl:2: entry_point is 5"),
+        ('{"id": 2, "reference": "x", "candidate": "y", "entry_point": null}', "in.jsonl:2: entry_point is None"),
         ('{"id": 1, "reference": "x", "candidate": "y"}', "in.jsonl:2: the id 1 stands on an earlier line"),
     ],
 )
@@ -195,7 +337,7 @@ def test_reading_what_is_done(tmp_path, tail):
     path = tmp_path / "out.jsonl"
     good = b'{"id": "a", "verdict": {}}\n{"id": 7, "verdict": {}}\n'
     path.write_bytes(good + tail)
-    assert batch.read_done(path) == {'"a"', "7"}
+    assert batch.read_done(path) == {'"a"': {}, "7": {}}
     assert path.read_bytes() == good
 
 
@@ -262,3 +404,167 @@ def test_fewer_than_no_slots_are_refused(tmp_path, capsys):
     questions.write_text(_row() + "\n")
     assert batch.main([str(questions), str(tmp_path / "out.jsonl"), "--slots", "-3"]) == 2
     assert "slots = -3" in capsys.readouterr().err
+
+
+# Resuming ------------------------------------------------------------------------------------------------------------
+
+QUESTIONS = [
+    {"id": "a", "reference": "class Model: ...", "candidate": "\ufeffclass ModelNew: ...\r\n"},
+    {"id": "b", "reference": "class Model: ...", "raw_response": "Here:\n```python\nclass ModelNew: ...\n```\n"},
+    {"id": "c", "reference": "class Model: ...", "raw_response": "no code"},
+]
+
+
+def verdict_of(question: dict, **changes) -> dict:
+    codes = {"a": clean_source(QUESTIONS[0]["candidate"]), "b": "class ModelNew: ...\n", "c": "no code"}
+    fields = {
+        "time_kind": "modelled", "evidence": {"rules": PROFILES["default"].describe()},
+        "problem_sha256": Problem(id="", source=question["reference"]).sha256,
+        "candidate_sha256": sha256(codes[question["id"]]),
+    }  # fmt: skip
+    return Verdict(status="incorrect", **{**fields, **changes}).to_json()
+
+
+@pytest.fixture
+def stopped_after_two(tmp_path):
+    """(IN.jsonl with three questions, OUT.jsonl with the verdicts of two)."""
+    questions, verdicts = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    questions.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
+    verdicts.write_text(
+        "".join(json.dumps({"id": q["id"], "verdict": verdict_of(q)}) + "\n" for q in (QUESTIONS[2], QUESTIONS[1]))
+    )
+    return questions, verdicts
+
+
+def test_batch_judges_only_what_is_left_in_any_order(stopped_after_two, one_verdict):
+    questions, verdicts = stopped_after_two
+    before = verdicts.read_text()
+    assert batch.main([str(questions), str(verdicts)]) == 0
+    assert verdicts.read_text().startswith(before)
+    assert [json.loads(line)["id"] for line in verdicts.read_text().splitlines()] == ["c", "b", "a"]
+    assert batch.main([str(questions), str(verdicts)]) == 0 and len(one_verdict) == 1
+
+
+def test_verdict_that_says_little_of_itself_is_kept(stopped_after_two, one_verdict):
+    """What came to nothing before it reached a judge has neither times nor rules."""
+    questions, verdicts = stopped_after_two
+    bare = {"status": "infra_error", "evidence": {}, "problem_sha256": "", "candidate_sha256": "", "time_kind": ""}
+    verdicts.write_text("".join(json.dumps({"id": key, "verdict": bare}) + "\n" for key in "abc"))
+    assert batch.main([str(questions), str(verdicts)]) == 0 and not one_verdict
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        ({"reference": "class Model: pass"}, [], "another reference"),
+        ({"entry_point": "Net"}, [], "another reference"),
+        ({"raw_response": "```python\nclass ModelNew: pass\n```\n"}, [], "another candidate"),
+        ({}, ["--profile", "paper"], "other rules (default, "),
+        ({}, ["--precision", "tf32"], "other rules (default, "),
+        ({}, ["--device", "cuda"], "another device than cuda"),
+    ],
+)
+def test_verdicts_on_something_else_are_not_taken_over(stopped_after_two, one_verdict, capsys, change, options, words):
+    questions, verdicts = stopped_after_two
+    changed = [QUESTIONS[0], {**QUESTIONS[1], **change}]
+    questions.write_text("".join(json.dumps(question) + "\n" for question in changed))
+    before = verdicts.read_bytes()
+    assert batch.main([str(questions), str(verdicts), *options]) == 2
+    error = capsys.readouterr().err
+    assert 'the verdict of id "b"' in error and words in error and "another OUT.jsonl" in error
+    assert verdicts.read_bytes() == before and not one_verdict
+
+
+def test_two_batches_do_not_write_to_one_file(stopped_after_two, one_verdict, capsys):
+    questions, verdicts = stopped_after_two
+    with batch._alone_on(verdicts):
+        assert batch.main([str(questions), str(verdicts)]) == 2
+    assert "another batch is writing to it" in capsys.readouterr().err and not one_verdict
+
+
+# Ctrl-C and SIGTERM --------------------------------------------------------------------------------------------------
+
+
+class NeverReady(OneVerdict):
+    """Answers the first question; then comes the signal, and the second answer just before the pool is closed."""
+
+    number = signal.SIGTERM
+
+    def submit(self, problem, response, raw):
+        self.count = getattr(self, "count", 0) + 1
+        if self.count == 1:
+            threading.Timer(0.3, self._stop).start()
+            return super().submit(problem, response, raw)
+        self.last = Future()
+        return self.last
+
+    def _stop(self):
+        for _ in range(3):  # an impatient user
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize(("number", "code", "name"), [("SIGINT", 130, "Ctrl-C"), ("SIGTERM", 143, "SIGTERM")])
+def test_batch_that_is_stopped_keeps_what_it_has_and_says_so(tmp_path, monkeypatch, capsys, number, code, name):
+    monkeypatch.setattr(batch, "Pool", NeverReady)
+    monkeypatch.setattr(NeverReady, "number", getattr(signal, number))
+    handlers = [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
+    questions, verdicts = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    questions.write_text(_row() + "\n" + _row(id="b") + "\n")
+    assert batch.main([str(questions), str(verdicts)]) == code
+    error = capsys.readouterr().err
+    assert f"env.batch: stopped by {name}; the verdicts so far are in {verdicts}" in error and "Traceback" not in error
+    assert [json.loads(line)["id"] for line in verdicts.read_text().splitlines()] == ["a"]
+    assert [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)] == handlers
+
+
+def _processes_of(folder: Path) -> list[str]:
+    """Processes whose environment or command names a folder: the fork server and its workers live in it."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            try:
+                text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(folder).encode() in text:
+                found.append(f"{process.name} {(process / 'cmdline').read_bytes()!r}" if process.exists() else "")
+    return [process for process in found if process]
+
+
+def test_stopped_commands_leave_no_process_and_no_folder(tmp_path, answers):
+    """A batch while a candidate hangs, and an evaluate before its evaluator is ready; both at once to save time."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    for name in ("reference", "correct"):
+        (tmp_path / f"{name}.py").write_text(getattr(answers, name))
+    questions, verdicts = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    hang = answers.correct.replace("y = torch.empty_like(x)", "import time; time.sleep(1000)")
+    lines = [ask(answers, id="good", candidate=answers.correct), ask(answers, id="hang", candidate=hang)]
+    questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def start(*command: object) -> subprocess.Popen:
+        environment = {**os.environ, "TMPDIR": str(scratch)}
+        return subprocess.Popen(
+            [sys.executable, "-m", *map(str, command)], cwd=ROOT, env=environment, text=True, stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    judging = start("env.batch", questions, verdicts, "--slots", 1)
+    starting = start("env.evaluate", tmp_path / "reference.py", tmp_path / "correct.py")
+    until = time.monotonic() + 60
+    while not _processes_of(scratch / "kernel-judge-") and time.monotonic() < until:
+        time.sleep(0.05)
+    starting.send_signal(signal.SIGINT)
+    while not (verdicts.exists() and verdicts.read_text()) and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    judging.send_signal(signal.SIGTERM)
+    _, said = judging.communicate(timeout=40)
+    assert judging.returncode == 143 and "stopped by SIGTERM" in said and "Traceback" not in said, said
+    out, said = starting.communicate(timeout=40)
+    assert (starting.returncode, out) == (130, "") and "there is no verdict" in said and "Traceback" not in said, said
+    assert [json.loads(line)["id"] for line in verdicts.read_text().splitlines()] == ["good"]
+    until = time.monotonic() + 5
+    while (_processes_of(scratch) or list(scratch.iterdir())) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert _processes_of(scratch) == [] and list(scratch.iterdir()) == []
