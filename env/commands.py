@@ -1,0 +1,111 @@
+"""What `env.evaluate` and `env.batch` share: options that choose the rules, an orderly end on Ctrl-C or SIGTERM.
+
+Runs in the driver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+from collections.abc import Iterator
+
+from env.rules import PRECISIONS, PROFILES, REFERENCES, TIMES, Rules, rules_for
+
+CPU, CUDA = "cpu", "cuda"
+
+
+def add_rule_options(parser: argparse.ArgumentParser) -> None:
+    """Options of both commands. What isn't given is what the profile says."""
+    parser.add_argument(
+        "--device",
+        choices=(CPU, CUDA),
+        default=CPU,
+        help="cpu (default): Triton's interpreter and modelled times; cuda: a GPU and measured ones",
+    )
+    group = parser.add_argument_group("rules")
+    group.add_argument(
+        "--profile",
+        choices=tuple(PROFILES),
+        default="default",
+        help="whose tolerances, trials and way of timing; the check for hacks is on in all of them",
+    )
+    group.add_argument("--precision", choices=PRECISIONS, help="float32 products, on both sides")
+    group.add_argument(
+        "--reference", choices=REFERENCES, dest="reference_mode", help="the reference as it is or through torch.compile"
+    )
+    group.add_argument("--time", choices=TIMES, help="which of the two measured times the speedup is made of")
+    group.add_argument("--seed", type=int, help="seed of the secret inputs; default: a fresh secret")
+    group.add_argument(
+        "--weak-isolation",
+        action="store_true",
+        help="judge even where this machine can't shut candidates in well enough",
+    )
+
+
+def chosen_rules(args: argparse.Namespace) -> Rules:
+    """The rules that the options ask for. Raises ValueError for what the profile or the device doesn't go with."""
+    changes = {
+        name: value
+        for name, value in (
+            ("precision", args.precision),
+            ("reference", args.reference_mode),
+            ("rewarded_time", args.time),
+        )
+        if value is not None
+    }
+    if args.device == CPU and args.time == "device":
+        raise ValueError("--time device: on the CPU times are modelled; it needs --device cuda")
+    return rules_for(args.profile, args.device, weak_isolation=args.weak_isolation, **changes)
+
+
+class Stopped(BaseException):
+    """Ctrl-C or SIGTERM. `code` is what a shell expects of a process that ended like that: 130, 143."""
+
+    def __init__(self, number: int):
+        self.code = 128 + number
+        super().__init__(
+            "stopped by Ctrl-C" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+        )
+
+
+class StopSignals:
+    """Turns the first Ctrl-C or SIGTERM into `Stopped`; further ones can't disturb the end that follows.
+
+    `held()` puts it off, so that nothing is half written.
+    """
+
+    def __init__(self) -> None:
+        self._got = 0
+        self._holding = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> StopSignals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _: object) -> None:
+        if self._got:
+            return
+        self._got = number
+        if not self._holding:
+            raise Stopped(number)
+
+    def ignore(self) -> None:
+        """What was asked for is done: the end that follows is not disturbed any more."""
+        self._holding = True
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+        if self._got:
+            raise Stopped(self._got)
