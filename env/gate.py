@@ -1,7 +1,7 @@
 """Who may use the device now: many lanes load and check beside each other, one times alone.
 
-Runs in the evaluator. Holding the gate means that no other lane of this evaluator touches the device from the judge's
-side; `alone` also stops (SIGSTOP) every worker but the two that are compared, so that nobody compiles or warms up
+Runs in the evaluator. Whoever touches the device from the judge's side does it inside the gate; being `alone` keeps all
+other lanes out and stops (SIGSTOP) every worker but the two that are compared, so that nobody compiles or warms up
 meanwhile.
 """
 
@@ -23,21 +23,60 @@ class DeviceBusy(Exception):
 
 
 class DeviceGate:
-    """A re-entrant lock over one device and the list of workers that can be stopped for whoever holds it."""
+    """Who is on the device: many at once (`with gate`), or one alone (`with gate.alone(workers)`).
+
+    Turns alternate: whoever waits to be alone keeps newcomers out, and when that is over all who waited meanwhile come
+    first. The thread that is alone passes freely.
+    """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self._turn = threading.Condition()
+        self._inside = 0
+        self._waiting = 0
+        # Visitors who wait at the door, and how many of them come before the next one who wants to be alone.
+        self._outside = 0
+        self._owed = 0
+        self._round = 0
+        self._owner: int | None = None
         self._list_lock = threading.Lock()
         self._workers: set[Worker] = set()
         self._allowed: list[Worker] | None = None
         self._probe: Probe | None = None
 
     def __enter__(self) -> DeviceGate:
-        self.lock.acquire()
+        with self._turn:
+            if self._owner != threading.get_ident():
+                arrived = self._round
+                self._outside += 1
+                while self._owner is not None or (self._waiting and self._round == arrived):
+                    self._turn.wait()
+                self._outside -= 1
+                self._owed -= self._round > arrived and self._owed > 0
+                self._inside += 1
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.lock.release()
+        with self._turn:
+            if self._owner != threading.get_ident():
+                self._inside -= 1
+                self._turn.notify_all()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with self._turn:
+            self._waiting += 1
+            while self._owner is not None or self._inside or self._owed:
+                self._turn.wait()
+            self._waiting -= 1
+            self._owner = threading.get_ident()
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._owner = None
+                self._round += 1
+                self._owed = self._outside
+                self._turn.notify_all()
 
     def register(self, worker: Worker) -> None:
         """Know a new worker; one born while somebody times alone waits until that is over."""
@@ -48,16 +87,19 @@ class DeviceGate:
                 worker.pause()
 
     @contextmanager
-    def alone(self, allowed: list[Worker]) -> Iterator[None]:
-        """Hold the device with only `allowed` running."""
-        with self.lock:
+    def alone(self, allowed: list[Worker]) -> Iterator[float]:
+        """Hold the device with only `allowed` running. Not to be entered from within the gate. Gives the time from
+        which on it was held (time.perf_counter).
+        """
+        with self._alone():
+            since = time.perf_counter()
             with self._list_lock:
                 self._allowed = allowed
                 for worker in self._workers:
                     if worker not in allowed and not worker.ended:
                         worker.pause()
             try:
-                yield
+                yield since
             finally:
                 with self._list_lock:
                     self._allowed = None

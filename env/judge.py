@@ -375,8 +375,15 @@ class Judge:
     def _measure(
         self, reference: Reference, session: Session, verdict: Verdict, tolerance: Tolerance, cost: dict[str, float]
     ) -> None:
+        sets = reference.timed_sets()
         with reference.lock:
-            measured = Stopwatch(reference, session, reference.timed_sets(), self.rules, tolerance).measure()
+            try:
+                measured = Stopwatch(reference, session, sets, self.rules, tolerance).measure()
+            except Rejected as error:
+                if error.status != "infra_error":
+                    raise
+                # The machine's bad moment as a rule: once more.
+                measured = Stopwatch(reference, session, sets, self.rules, tolerance).measure()
         cost["exclusive_s"] = measured.exclusive_s
         ratio = profiling_ratio(measured.rows)
         if ratio is None:

@@ -35,8 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ATTEMPTS = 2
 START_TIMEOUT_S = 180
 REMEMBERED = 4096  # verdicts kept for equal answers
-# A GPU verdict is mostly compiling and waiting: a lane a core keeps 16 cores busy.
-CPU_LANES, GPU_LANES = 1, 16
+# A GPU verdict is mostly compiling and waiting: it takes more lanes than cores to keep 16 cores busy.
+CPU_LANES, GPU_LANES = 1, 24
 
 
 class PoolError(RuntimeError):
@@ -266,10 +266,13 @@ class Pool:
             self._refill_standby()
         return evaluator, told
 
-    @staticmethod
-    def _hear(evaluator: _Evaluator) -> tuple[str, Any]:
-        if not evaluator.connection.poll(START_TIMEOUT_S):
-            return "failed", f"no answer in {START_TIMEOUT_S} s"
+    def _hear(self, evaluator: _Evaluator) -> tuple[str, Any]:
+        end = time.monotonic() + START_TIMEOUT_S
+        while not evaluator.connection.poll(0.5):
+            if self._closing:
+                return "failed", "the pool was closed"
+            if time.monotonic() > end:
+                return "failed", f"no answer in {START_TIMEOUT_S} s"
         return evaluator.connection.recv()
 
     def _feed(self, process: subprocess.Popen, connection: Connection, in_flight: dict[int, _Ticket]) -> str:

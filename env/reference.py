@@ -95,7 +95,6 @@ class Reference:
         self.rows: list[dict[str, Any]] | None = None
         self.lent_sets: tuple[int, int] | None = None
         self.weights_seed = self.seed("weights")
-        self.timing = threading.Lock()
         try:
             session.load(problem.source, problem.entry_point, "reference")
             self.init_layout = session.init_inputs()

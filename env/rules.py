@@ -46,10 +46,10 @@ class Rules:
         if self.trials < 1:
             raise ValueError(f"trials = {self.trials}: at least one is needed to know whether a candidate is right")
 
-
     def describe(self) -> str:
         """In a word or two, for the verdict: by which rules it was reached."""
-        return f"{self.name}, float32 as {self.precision}, {self.reference} reference, {self.trials} trials"
+        timed = f"mean of {self.mean_of} warm calls" if self.mean_of else f"{self.rewarded_time} time"
+        return f"{self.name}, float32 as {self.precision}, {self.reference} reference, {self.trials} trials, {timed}"
 
 
 PROFILES = {
@@ -82,4 +82,4 @@ def rules_for(profile: str = "default", device: str = "cpu", **changes: object) 
 
 def spares_for(device: str) -> int:
     """Workers to keep warm a lane: on a GPU one takes seconds to get ready."""
-    return 1
+    return 2 if device == "cuda" else 1

@@ -150,7 +150,7 @@ class Runner:
         if self.device == "cuda":
             note_compiling(Path(self.path).parent)
         if request["watch"]:
-            self.watch = Watch(request["watch"], self.device)
+            self.watch = Watch(request["watch"], self.device, self.path)
         if request.get("knockout"):
             knock_out(self.log, self.device)
         spec = importlib.util.spec_from_file_location(request["module"], self.path)
@@ -159,7 +159,7 @@ class Runner:
         spec.loader.exec_module(module)
         self.module = module
         if not isinstance(getattr(module, request["class"], None), type):
-            raise TypeError(f"{request['class']} is not a class after the module was executed")
+            raise TypeError(f"No class {request['class']} is defined once the source has been executed")
         return {"ok": True, **self._tampered()}
 
     def _tampered(self) -> dict[str, list[str]]:

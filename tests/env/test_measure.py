@@ -180,6 +180,18 @@ def test_a_claim_below_what_the_judges_clock_saw_is_not_believed():
     assert error.value.status == "infra_error"
 
 
+def test_a_claim_that_is_forged_now_and_then_gains_nothing():
+    """Blocks that don't agree with the judge's clock are left out: what counts are the others."""
+
+    def forged(reply, session):
+        lies = len(session.asked) % 3 == 0
+        return {**reply, "times_us": [t / 10 for t in reply["times_us"]]} if lies else reply
+
+    found = stopwatch(takes_us=500.0, cheat=forged).measure()
+    assert found.evidence["clock"]["blocks_left_out"] > 0
+    assert found.times["device"]["speedup"] == pytest.approx(0.2, rel=0.02)
+
+
 def test_skipping_the_flush_shows_on_the_judges_clock():
     with pytest.raises(Rejected, match="judge's clock"):
         stopwatch(takes_us=20.0, overhead_us=10.0).measure()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from env.timing import interval, middle_mean, relative_error
+from env.timing import CENTERS, interval, lower_mean, middle_mean, relative_error
 
 pytestmark = pytest.mark.budget(20)
 
@@ -36,7 +36,7 @@ def test_times_are_those_of_the_middle_half_of_all_calls():
 
 
 def test_a_mean_where_others_report_one():
-    found = interval([[1.0, 2.0, 30.0]], [[1.0, 1.0, 4.0]], seed=0, mean=True)
+    found = interval([[1.0, 2.0, 30.0]], [[1.0, 1.0, 4.0]], seed=0, kind="mean")
     assert found["reference_us"] == 11.0 and found["candidate_us"] == 2.0
 
 
@@ -48,13 +48,30 @@ def test_middle_mean_is_what_a_plain_loop_makes():
         assert middle_mean(np.array(times)) == pytest.approx(sum(kept) / len(kept))
 
 
-def test_relative_error_is_the_spread_of_repeated_measurements():
+def test_lower_mean_is_what_a_plain_loop_makes():
+    rng = np.random.default_rng(4)
+    for count in (1, 2, 3, 5, 20, 41):
+        times = list(rng.random(count))
+        low = count // 20
+        kept = sorted(times)[low : max(low + 1, round(0.35 * count))]
+        assert lower_mean(np.array(times)) == pytest.approx(sum(kept) / len(kept))
+
+
+def test_a_block_that_the_host_spoiled_does_not_move_the_lower_mean():
+    rng = np.random.default_rng(5)
+    quiet = noisy(rng, 100.0, noise=0.01)
+    spoiled = [*quiet[:3], [3 * time for time in quiet[3]]]
+    assert interval(quiet, spoiled, seed=0, kind="lower")["speedup"] == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["middle", "lower"])
+def test_relative_error_is_the_spread_of_repeated_measurements(kind):
     """The quick estimate that ends a measurement says about what repeating it would show."""
     found, centers = [], []
     for run in range(200):
         blocks = noisy(np.random.default_rng(run), 100.0)
-        found.append(relative_error(blocks))
-        centers.append(float(middle_mean(np.concatenate(blocks))))
+        found.append(relative_error(blocks, kind))
+        centers.append(float(CENTERS[kind](np.concatenate(blocks))))
     assert np.mean(found) == pytest.approx(np.std(centers) / np.mean(centers), rel=0.5)
 
 
