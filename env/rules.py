@@ -77,7 +77,7 @@ def rules_for(profile: str = "default", device: str = "cpu", **changes: object) 
     if profile not in PROFILES:
         raise ValueError(f"unknown verdict profile {profile!r}: use one of {', '.join(PROFILES)}")
     # On a GPU a worker takes seconds to get ready (context and profiler).
-    return replace(PROFILES[profile], spares=spares_for(device), **changes)
+    return replace(PROFILES[profile], **{"spares": spares_for(device), **changes})
 
 
 def spares_for(device: str) -> int:
