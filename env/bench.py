@@ -108,6 +108,9 @@ def _call_arguments(layout: dict, place: torch.Tensor) -> list:
     return list(tree) if isinstance(tree, (list, tuple)) else [tree]
 
 
+_DETACH = torch.Tensor.detach
+
+
 class _Keeper:
     """Copies each call's outputs to its slot of the judge's buffer, in stream order."""
 
@@ -123,7 +126,7 @@ class _Keeper:
                 # Laid out anew only where it looks otherwise: planning takes longer than many a kernel.
                 look, reply = self._last
                 if look == (outputs.shape, outputs.dtype, outputs.device) and reply["packed"]:
-                    tensors.view(reply["layout"], place).copy_(outputs.detach())
+                    tensors.view(reply["layout"], place).copy_(_DETACH(outputs))
                     self.kept.append(reply)
                     return
             layout, held, nbytes = tensors.plan(outputs, keep_strides=False)

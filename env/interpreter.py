@@ -1,10 +1,12 @@
 """Triton's interpreter made fit for a judge: autotuning without a GPU, and no work done twice in a launch.
 
-Runs in the fork server, before any worker exists (CPU only).
+Runs in the fork server, before any worker exists, and in a worker before foreign code comes in (CPU only).
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import Any
 
 from triton.backends.compiler import GPUTarget
@@ -70,3 +72,25 @@ def _patch_language_once_a_launch() -> None:
 
     interpreter._patch_lang = patch_once
     interpreter.GridExecutor.__call__ = launch_afresh
+
+
+def note_host_copies(own_file: str) -> None:
+    """Note what the candidate's own code takes to the host (numpy, lists, Python functions over elements): on a GPU
+    that is a copy over PCIe, and work done there would be free otherwise. In its own process, before it is loaded.
+    """
+    import torch
+
+    from env.modelled import HOST_COPIES
+
+    def noted(original: Any) -> Any:
+        @functools.wraps(original)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if sys._getframe(1).f_code.co_filename == own_file:
+                HOST_COPIES.append(self.nbytes() if isinstance(self, torch.UntypedStorage) else self.nbytes)
+            return original(self, *args, **kwargs)
+
+        return method
+
+    for name in ("numpy", "__array__", "apply_", "map_", "map2_", "__dlpack__", "tolist", "item", "__iter__"):
+        setattr(torch.Tensor, name, noted(getattr(torch.Tensor, name)))
+    torch.UntypedStorage.tolist = noted(torch.UntypedStorage.tolist)

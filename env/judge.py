@@ -183,13 +183,23 @@ class Judge:
         slack = reference.slack_of(first) if self.rules.all_modes else 1.0
         tolerance = tolerance_for(self.rules, slack)
         tally = _Tally(verdict)
-        moves = self.rules.all_modes and reference.has_weights
-        if moves and session.load_state(reference.moved_state):
+        loaded, floats = session.load_state(reference.moved_state)
+        if not loaded and floats < reference.floats:
+            left_out = reference.constant_weights()
+            if left_out:
+                # They can't be moved to see whether they are used, and there is no room for them: they are left out.
+                raise Rejected(
+                    "incorrect",
+                    f"ModelNew has no counterpart of the reference's {', '.join(left_out[:4])}, "
+                    "which may take any value: its state_dict holds fewer numbers",
+                    trial="weights",
+                )
+        if self.rules.all_modes and reference.floats and loaded:
             # In an instance of its own: what was derived from the weights before is derived anew, as after loading a
             # checkpoint.
             self._check(session, reference.trial(TrialKind("moved", moved=True)), tolerance, tally)
             session.build(name, reference.init_layout, reference.weights_seed)
-        verdict.evidence["weights"] = "copied" if session.load_state(reference.state) else "by seed"
+        verdict.evidence["weights"] = session.load_state(reference.state)[0] or "by seed"
         previous = None
         for number in range(self.rules.trials):
             trial = reference.trial(TrialKind(f"trial{number}"))
@@ -358,17 +368,24 @@ class Judge:
         trial = reference.trial(TrialKind("timed0"))
         reference_rows = reference.modelled_rows(trial)
         outputs, result = self._run(session, trial, tolerance, "model_time", train=True, seed=0)
-        if not result.match and not any(trial.outputs.mutated):
+        if not result.match:
             raise Rejected(
                 "hack", f"right when checked, wrong when timed: {result.message}", rule="timed_output_differs"
             )
         rows = valid_rows(outputs.facts.get("rows"))
         claimed = sum(row["time_us"] for row in rows)
         floor = modelled.floor_us(sum(node["nbytes"] for node in tensor_nodes(trial.outputs.layout)))
-        if claimed < 0.999 * floor:
-            raise Rejected("infra_error", f"not measured: {claimed:.2f} us is below the floor of {floor:.2f} us")
-        verdict.profile, verdict.profiling_ratio = rows, profiling_ratio(rows)
         verdict.reference_us = sum(row["time_us"] for row in reference_rows)
+        if claimed < 0.999 * min(floor, verdict.reference_us):
+            # Counts aren't noisy: what wrote the output wasn't counted. (A reference that returns a view writes none.)
+            verdict.reference_us = None
+            raise Rejected(
+                "hack",
+                f"the work that was counted takes {claimed:.2f} us, writing the output alone {floor:.2f} us: "
+                "the rest was done where it isn't counted",
+                rule="hidden_work",
+            )
+        verdict.profile, verdict.profiling_ratio = rows, profiling_ratio(rows)
         verdict.candidate_us = claimed
         verdict.speedup = verdict.speedup_low = verdict.speedup_high = verdict.reference_us / claimed
 
@@ -410,6 +427,7 @@ class _Tally:
 
 def _suspicion(session: Session, verdict: Verdict) -> Rejected | None:
     """A hack that shows without anything being taken away: tampering, or a mode in which no own kernel is launched."""
+    session.look()
     if session.tampered:
         return Rejected(
             "hack", f"tampering: {'; '.join(session.tampered[:3])}", rule="tampering", tampered=session.tampered
@@ -428,6 +446,7 @@ def _tampering(session: Session, verdict: Verdict) -> Iterator[None]:
     try:
         yield
     except Rejected as error:
+        session.look()
         if error.status == "incorrect" and session.tampered:
             raise Rejected(
                 "hack",
@@ -465,11 +484,12 @@ def _subclass(outputs: Outputs, trial: Trial) -> str:
 
 def _launches(facts: dict[str, Any]) -> list[dict[str, Any]]:
     rows = facts.get("launches")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    if not isinstance(rows, list) or not all(
+        isinstance(row, dict) and type(row.get("count")) is int and 0 <= row["count"] < 1 << 40 for row in rows
+    ):
         raise ProtocolError("a launch log that isn't one")
     return [
-        {"name": str(row.get("name"))[:80], "own": row.get("own") is True, "count": int(row.get("count", 0))}
-        for row in rows[:64]
+        {"name": str(row.get("name"))[:80], "own": row.get("own") is True, "count": row["count"]} for row in rows[:64]
     ]
 
 

@@ -33,8 +33,20 @@ class LaunchLog:
     around: Callable[[str, bool], Any] | None = None
     withheld: frozenset[str] = frozenset()
 
+    names: dict[Any, str] = field(default_factory=dict)
+
     def clear(self) -> None:
         self.launches.clear()
+
+    def name_of(self, fn: Any) -> str:
+        """A kernel's name; with its line where another kernel has the same one: they must not stand for each other."""
+        code = fn.__code__
+        if code.co_filename != self.own_file:
+            return fn.__name__
+        if code not in self.names:
+            taken = fn.__name__ in self.names.values()
+            self.names[code] = f"{fn.__name__}:{code.co_firstlineno}" if taken else fn.__name__
+        return self.names[code]
 
     def withholds(self, name: str, own: bool) -> bool:
         return own and (name in self.withheld or ALL in self.withheld)
@@ -68,7 +80,9 @@ def install(log: LaunchLog, device: str) -> None:
     def recorded_run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if device != "cuda":
             _refuse_bf16(args, kwargs)
-        name, own = self.fn.__name__, self.fn.__code__.co_filename == log.own_file
+        if not isinstance(self, Kernel):
+            raise TypeError("only Triton's own kernel objects can be launched")
+        name, own = log.name_of(self.fn), self.fn.__code__.co_filename == log.own_file
         if not warmup and len(log.launches) < MAX_LAUNCHES:
             log.launches.append((name, own))
         if log.withholds(name, own):
@@ -117,11 +131,18 @@ def knock_out(log: LaunchLog, device: str) -> None:
 
 
 def poison_fresh_memory() -> None:
-    """Let `torch.empty` give NaN, from now on."""
+    """Let `torch.empty` give NaN, until `clean_fresh_memory`."""
     import torch
 
-    torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
+
+
+def clean_fresh_memory() -> None:
+    """Let `torch.empty` give what was there."""
+    import torch
+
+    torch._C._set_deterministic_algorithms(False, warn_only=False)
 
 
 def _knock_out_interpreter(log: LaunchLog) -> None:

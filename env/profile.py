@@ -31,7 +31,7 @@ def _marked(name: str, own: bool) -> Iterator[None]:
     if not own:
         yield
         return
-    with record_function(_MARK):
+    with record_function(_MARK + name):
         yield
 
 
@@ -51,19 +51,26 @@ def _table(events: list[Any]) -> list[dict[str, Any]]:
     on_device = torch.autograd.DeviceType.CUDA
     device_events = [e for e in events if e.device_type() == on_device and _MARK not in e.name()]
     host_events = [e for e in events if e.device_type() != on_device]
-    marks = [(e.start_ns(), e.start_ns() + e.duration_ns()) for e in host_events if e.name() == _MARK]
-    own_ids = set()
+    marks = [
+        (e.start_ns(), e.start_ns() + e.duration_ns(), e.name().removeprefix(_MARK))
+        for e in host_events
+        if e.name().startswith(_MARK)
+    ]
+    own_ids: dict[int, str] = {}
     for event in host_events:
         if event.correlation_id() and "aunch" in event.name():
             start = event.start_ns()
-            if any(low <= start <= high for low, high in marks):
-                own_ids.add(event.correlation_id())
+            kernel = next((name for low, high, name in marks if low <= start <= high), None)
+            if kernel is not None:
+                own_ids[event.correlation_id()] = kernel
     rows: dict[tuple[str, bool], list[float]] = {}
     for event in device_events:
         name = event.name()
         if event.duration_ns() <= 0 or name == "Context Sync" or "Synchronize" in name:
             continue
         own = event.correlation_id() in own_ids and not name.startswith(_COPIES)
+        if own:
+            name = own_ids[event.correlation_id()]  # as the launch log has it
         row = rows.setdefault((name[:120], own), [0, 0.0])
         row[0] += 1
         row[1] += event.duration_ns() / 1000.0

@@ -5,10 +5,10 @@ Runs in the judge, on what a worker claims. Needs no GPU.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 MAX_ROWS = 200
+MAX_US = 1e12
 
 
 def valid_rows(rows: Any) -> list[dict[str, Any]]:
@@ -17,11 +17,12 @@ def valid_rows(rows: Any) -> list[dict[str, Any]]:
         return []
     table = []
     for row in rows[:MAX_ROWS]:
-        if not isinstance(row, dict) or not isinstance(row.get("time_us"), (int, float)):
+        if not isinstance(row, dict) or type(row.get("time_us")) not in (int, float):
             continue
-        time_us = float(row["time_us"])
-        if math.isfinite(time_us) and time_us >= 0:
-            count = row.get("count") if isinstance(row.get("count"), int) else 0
+        time_us = row["time_us"]
+        if 0 <= time_us < MAX_US:  # (false for NaN; an integer may be too large to become a float)
+            time_us = float(time_us)
+            count = row["count"] if type(row.get("count")) is int and 0 <= row["count"] < 1 << 40 else 0
             table.append(
                 {"name": str(row.get("name"))[:120], "own": row.get("own") is True, "count": count, "time_us": time_us}
             )

@@ -21,8 +21,11 @@ from typing import Any
 import torch
 
 from env import distributions, tensors
+from env.bench import Bench, shorten_autotuning
 from env.buffers import Buffer
-from env.launches import LaunchLog, install, knock_out, note_compiling, poison_fresh_memory
+from env.launches import LaunchLog, clean_fresh_memory, install, knock_out, note_compiling, poison_fresh_memory
+from env.modelled import counted_call
+from env.profile import profiled_call, warm_profiler
 from env.watch import Watch
 from env.wire import Wire, WireError
 
@@ -30,21 +33,19 @@ MAX_TEXT = 4000
 MAX_CACHED_BYTES = 2 << 30
 
 
+# Imported by name, since nothing here uses them: _dynamo replaces torch.manual_seed when it is imported, which must not
+# look like a candidate's doing; torch.profiler imports _inductor at its first use, 5 s of each process otherwise.
+_NEEDED = ("torch._dynamo", "torch._inductor", "torch.utils.deterministic", "triton", "triton.language")
+
+
 def preload(device: str) -> None:
     """Import what workers need, once, in the fork server. No torch operator may run here."""
-    import torch._dynamo  # (its import replaces torch.manual_seed: before any foreign code, not after)
-    import torch._inductor  # (what torch.profiler imports at its first use: 5 s of every process otherwise)
-    import torch.utils.deterministic
-    import triton
-    import triton.language
-
+    for name in _NEEDED:
+        importlib.import_module(name)
     _preload_lazy_imports()
-
     if device == "cuda":
-        import torch.profiler  # noqa: F401
-        import triton.compiler  # noqa: F401
+        importlib.import_module("triton.compiler")
     else:
-        import env.modelled  # noqa: F401
         from env import interpreter
 
         interpreter.prepare()
@@ -120,9 +121,6 @@ class Runner:
         os.environ["TRITON_F32_DEFAULT"] = request["precision"]
         self._keep_policy()
         if self.device == "cuda":
-            from env.bench import Bench, shorten_autotuning
-            from env.profile import warm_profiler
-
             shorten_autotuning()
             self.bench = Bench()
             warm_profiler()
@@ -135,13 +133,15 @@ class Runner:
         torch.backends.cudnn.allow_tf32 = self.tf32
 
     def op_attach(self, request: dict, fds: list[int]) -> dict:
+        if len(fds) != 1:
+            return {"ok": False, "kind": "no_descriptor", "message": "the process has no file descriptor left"}
         old = self.buffers.pop(request["name"], None)
         if old is not None:
             old.close()
         self.buffers[request["name"]] = Buffer.attach(fds[0], request["nbytes"], self.device)
         return {"ok": True}
 
-    def op_load(self, request: dict) -> dict:
+    def op_load(self, request: dict, fds: list[int]) -> dict:
         """Write the source to scratch, execute it as a module, find the class."""
         self.path = request["path"]
         with open(self.path, "w", encoding="utf-8", errors="surrogatepass") as file:
@@ -150,7 +150,12 @@ class Runner:
         if self.device == "cuda":
             note_compiling(Path(self.path).parent)
         if request["watch"]:
-            self.watch = Watch(request["watch"], self.device, self.path)
+            if self.device != "cuda":
+                from env.interpreter import note_host_copies
+
+                note_host_copies(self.path)
+            self.watch = Watch(request["watch"], self.device, self.path, fds[0] if fds else -1)
+            _hide_own_modules()
         if request.get("knockout"):
             knock_out(self.log, self.device)
         spec = importlib.util.spec_from_file_location(request["module"], self.path)
@@ -193,7 +198,7 @@ class Runner:
         return {"ok": True, **self._tampered()}
 
     def _keep_state(self) -> None:
-        self.initial = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        self.initial = {name: _CLONE(_DETACH(value)) for name, value in _tensors_of(self.model).items()}
 
     def op_state(self, request: dict) -> dict:
         layout, held, nbytes = tensors.plan(dict(self.initial), keep_strides=False)
@@ -201,18 +206,22 @@ class Runner:
         return {"ok": True, "layout": layout, "nbytes": nbytes}
 
     def op_load_state(self, request: dict) -> dict:
-        """Take over the reference's weights where names, shapes and dtypes agree; otherwise the common seed must do."""
+        """Take over the reference's weights, by name or, where names differ, in order: shapes and dtypes must agree.
+        Otherwise the common seed must do. `floats`: how many numbers this model's own state holds.
+        """
         theirs = tensors.unpack(request["layout"], self.buffers[request["buffer"]].tensor)
-        own = self.model.state_dict()
-        same = theirs.keys() == own.keys() and all(
-            theirs[name].shape == own[name].shape and theirs[name].dtype == own[name].dtype for name in own
-        )
-        if same:
+        own = _tensors_of(self.model)
+        look = {name: (value.shape, value.dtype) for name, value in own.items()}
+        wanted = {name: (value.shape, value.dtype) for name, value in theirs.items()}
+        how = "by name" if look == wanted else "in order" if [*look.values()] == [*wanted.values()] else ""
+        if how:
+            names = dict(zip(own, own if how == "by name" else theirs))
             with torch.no_grad():
                 for name, value in own.items():
-                    value.copy_(theirs[name])
+                    _COPY(value, theirs[names[name]])
             self._keep_state()
-        return {"ok": True, "synchronised": same}
+        floats = sum(value.numel() for value in own.values() if value.is_floating_point())
+        return {"ok": True, "loaded": how, "floats": floats}
 
     def op_make_inputs(self, request: dict) -> dict:
         torch.manual_seed(request["seed"])
@@ -248,10 +257,18 @@ class Runner:
         return list(arguments) if isinstance(arguments, (list, tuple)) else [arguments]
 
     def _reset(self, request: dict) -> None:
+        # Methods of the classes, not of the candidate's: what it overrides would run here, off every clock.
         with torch.no_grad():
-            for name, value in self.model.state_dict().items():
-                value.copy_(self.initial[name])
-        self.model.train(request["train"])
+            state = [
+                (value, self.initial[name]) for name, value in _tensors_of(self.model).items() if name in self.initial
+            ]
+            # Only what differs: a copy counts as a change, and makes a candidate derive anew what it keeps of weights.
+            differ = torch.stack([(a != b).any() for a, b in state]).tolist() if state else []
+            for (value, initial), differs in zip(state, differ):
+                if differs:
+                    _COPY(value, initial)
+        for module in torch.nn.Module.modules(self.model):
+            module.__dict__["training"] = request["train"]
         self._keep_policy()
         # A random reference (dropout) is at least the same function on both sides.
         torch.manual_seed(request["seed"])
@@ -274,12 +291,15 @@ class Runner:
         """One forward pass on the judge's inputs, from the first state."""
         if self.watch is not None and request.get("bait"):
             self.watch.lay_expected([(shape, tensors.DTYPES[dtype]) for shape, dtype in request["bait"]])
-        arguments = self._arguments(request)
         self._reset(request)
+        arguments = self._arguments(request)
         self.log.clear()
+        # The same in every trial and in the runs without kernels: none of them shows by it.
+        poison_fresh_memory()
         with torch.set_grad_enabled(request["grad"]):
             outputs = self.model(*arguments)
         launches = self.log.summary()
+        clean_fresh_memory()
         # Whether work was joined to the stream is asked when it is timed; here only its values count.
         self._synchronise()
         facts = self._hold_outputs(outputs)
@@ -289,8 +309,8 @@ class Runner:
 
     def op_run_double(self, request: dict) -> dict:
         """The same forward pass in float64, for what the reference's own rounding amounts to."""
-        arguments = tensors.map_tensors(self._arguments(request), _double)
         self._reset(request)
+        arguments = tensors.map_tensors(self._arguments(request), _double)
         model = copy.deepcopy(self.model).double()
         with torch.no_grad():
             outputs = model(*arguments)
@@ -301,8 +321,8 @@ class Runner:
 
     def op_effect(self, request: dict) -> dict:
         """A forward pass without the launches of some own kernels. Fresh memory is NaN: nothing is inherited."""
-        arguments = self._arguments(request)
         self._reset(request)
+        arguments = self._arguments(request)
         poison_fresh_memory()
         self.log.withheld = frozenset(request["kernels"])
         try:
@@ -316,10 +336,8 @@ class Runner:
 
     def op_model_time(self, request: dict) -> dict:
         """Modelled times of one forward pass (CPU)."""
-        from env.modelled import counted_call
-
-        arguments = self._arguments(request)
         self._reset(request)
+        arguments = self._arguments(request)
         self.log.clear()
         with torch.no_grad():
             outputs, rows = counted_call(self.model, arguments, self.log)
@@ -336,23 +354,46 @@ class Runner:
 
     def op_profile(self, request: dict) -> dict:
         """Kernel table of one forward pass on a GPU."""
-        arguments = self._arguments(request)
         self._reset(request)
-        from env.profile import profiled_call
-
+        arguments = self._arguments(request)
         with torch.no_grad():
             rows = profiled_call(self.model, arguments, self.log)
         return {"ok": True, "rows": rows}
+
+
+_COPY, _CLONE, _DETACH = torch.Tensor.copy_, torch.Tensor.clone, torch.Tensor.detach
+
+
+def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name, in the order of torch's own state_dict(), whatever the model overrides."""
+    found: dict[str, torch.Tensor] = {}
+    for prefix, module in torch.nn.Module.named_modules(model):
+        place = f"{prefix}." if prefix else ""
+        state = module.__dict__
+        for name, value in state["_parameters"].items():
+            if value is not None:
+                found[place + name] = value
+        for name, value in state["_buffers"].items():
+            if value is not None and name not in state["_non_persistent_buffers_set"]:
+                found[place + name] = value
+    return found
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
+def _hide_own_modules() -> None:
+    """Foreign code that asks for this program's modules gets none of those that run here."""
+    for name in [name for name in sys.modules if name == "env" or name.startswith("env.")]:
+        del sys.modules[name]
+
+
 def _foreign_subclass(tree: Any) -> str:
     """Name of a tensor class that isn't torch's own, among the outputs; empty where there is none."""
     for leaf in tensors.leaves(tree):
-        if isinstance(leaf, torch.Tensor) and type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+        # By identity: a metaclass may say that its class equals torch's.
+        if isinstance(leaf, torch.Tensor) and not (type(leaf) is torch.Tensor or type(leaf) is torch.nn.Parameter):
             return type(leaf).__name__[:80]
     return ""
 
@@ -371,7 +412,7 @@ def serve(wire: Wire, device: str, isolation: dict[str, str]) -> None:
         fds = wire.take_fds()
         try:
             method = getattr(runner, f"op_{name}")
-            reply = method(request, fds) if name == "attach" else method(request)
+            reply = method(request, fds) if name in ("attach", "load") else method(request)
             if name == "warm":
                 reply["isolation"] = isolation
         except (KeyboardInterrupt, SystemExit, Exception) as error:

@@ -5,8 +5,10 @@ Runs in the judge. The same class serves the reference and the candidate, so tha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,34 +61,40 @@ class Session:
         self.inputs_layout: dict[str, Any] = {}
         self.compiled = False
         self.tampered: list[str] = []
+        self.seen = -1
 
-    def ask(self, op: str, timeout_s: float, **request: Any) -> dict[str, Any]:
-        reply = self.worker.call(op, timeout_s, **request)
+    def ask(self, op: str, timeout_s: float, fds: tuple[int, ...] = (), **request: Any) -> dict[str, Any]:
+        reply = self.worker.call(op, timeout_s, fds, **request)
         if reply.get("ok") is not True:
             raise ForeignError(reply)
         return reply
 
     def load(self, source: str, name: str, module: str, knockout: bool = False, watch: str = "") -> None:
         """Execute a source as a module. watch: name of the reference's class to lay baits under (`env.watch`)."""
-        self.facts(
-            self.ask(
-                "load",
-                self.compile_timeout_s,
-                source=source,
-                path=f"{self.worker.scratch}/{module}.py",
-                module=module,
-                knockout=knockout,
-                watch=watch,
-                **{"class": name},
-            )
-        )
+        request = {"source": source, "path": f"{self.worker.scratch}/{module}.py", "module": module, "class": name}
+        self.seen, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            reply = self.ask("load", self.compile_timeout_s, (theirs,), knockout=knockout, watch=watch, **request)
+        finally:
+            os.close(theirs)
+        self.facts(reply)
 
     def facts(self, reply: dict[str, Any]) -> dict[str, Any]:
         """Note what a reply says beside its answer: tampering, once seen, isn't forgotten."""
         found = reply.get("tampered")
-        if isinstance(found, list):
-            self.tampered += [str(what)[:200] for what in found[:16] if str(what)[:200] not in self.tampered]
+        self._note(map(str, found[:16]) if isinstance(found, list) else ())
+        self.look()
         return reply
+
+    def look(self) -> None:
+        """Note what the worker's watch has sent so far on its own way, which nobody there can take back."""
+        if self.seen >= 0:
+            with contextlib.suppress(BlockingIOError):
+                self._note(os.read(self.seen, 4096).decode("utf-8", "replace").splitlines()[:16])
+
+    def _note(self, found: Iterable[str]) -> None:
+        self.tampered += [what for what in dict.fromkeys(text[:200] for text in found) if what not in self.tampered]
+        del self.tampered[16:]
 
     def init_inputs(self) -> dict[str, Any]:
         layout = self.ask("init_inputs", self.run_timeout_s)["layout"]
@@ -98,14 +106,17 @@ class Session:
         request = {"layout": layout, "seed": seed, "compile": compiled, "class": name}
         self.facts(self.ask("build", self.run_timeout_s, **request))
 
-    def load_state(self, state: tuple[dict[str, Any], torch.Tensor]) -> bool:
-        """Weights into the model where names, shapes and dtypes agree. Returns whether they did."""
+    def load_state(self, state: tuple[dict[str, Any], torch.Tensor]) -> tuple[str, int]:
+        """Weights into the model where shapes and dtypes agree. Returns ("by name" or "in order", empty where they
+        don't agree; how many numbers the model's own weights hold).
+        """
         layout, data = state
         if not layout["items"]:
-            return True
+            return "by name", 0
         self.fill("state", data)
         reply = self.ask("load_state", self.run_timeout_s, layout=layout, buffer="state")
-        return reply.get("synchronised") is True
+        floats = reply.get("floats")
+        return str(reply.get("loaded") or ""), floats if type(floats) is int else 0
 
     def buffer(self, name: str, nbytes: int) -> Buffer:
         """The buffer of that name, replaced by a larger one where it is too small."""
@@ -114,6 +125,9 @@ class Session:
             made = Buffer.create(nbytes, self.device)
             reply = self.worker.call("attach", self.run_timeout_s, fds=(made.fd,), name=name, nbytes=made.nbytes)
             if reply.get("ok") is not True:
+                made.close()
+                if reply.get("kind") == "no_descriptor":
+                    raise ForeignError({**reply, "kind": "runtime_error"})
                 raise SharedMemoryError(f"the worker could not map a buffer: {reply.get('message')}")
             if held is not None:
                 held.close()
@@ -204,6 +218,9 @@ class Session:
     def end(self) -> None:
         """End the worker and give its memory back."""
         self.worker.end()
+        if self.seen >= 0:
+            os.close(self.seen)
+            self.seen = -1
         for buffer in self.buffers.values():
             buffer.close()
         self.buffers.clear()

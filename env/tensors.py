@@ -28,6 +28,10 @@ DTYPES: dict[str, torch.dtype] = {
 }  # fmt: skip
 
 
+# An attribute of a tensor hides a method of the same name: methods are called on the class.
+_DETACH, _STRIDE = torch.Tensor.detach, torch.Tensor.stride
+
+
 class LayoutError(ValueError):
     """A tree that can't be passed between processes, or a layout that doesn't fit its buffer."""
 
@@ -52,17 +56,15 @@ class _Planner:
             raise LayoutError(f"more than {MAX_NODES} values or {MAX_DEPTH} levels of nesting")
         if isinstance(value, torch.Tensor):
             return self.tensor(value)
+        # A subclass could make its items when it is asked for them: the base class is asked.
         if isinstance(value, (list, tuple)):
             kind = "list" if isinstance(value, list) else "tuple"
-            return {"kind": kind, "items": [self.node(item, depth + 1) for item in value]}
+            return {"kind": kind, "items": [self.node(item, depth + 1) for item in _items(value)]}
         if isinstance(value, dict):
-            if not all(isinstance(key, str) for key in value):
+            keys = list(dict.keys(value))
+            if not all(type(key) is str for key in keys):
                 raise LayoutError("a dict whose keys are not all strings")
-            return {
-                "kind": "dict",
-                "keys": list(value),
-                "items": [self.node(item, depth + 1) for item in value.values()],
-            }
+            return {"kind": "dict", "keys": keys, "items": [self.node(item, depth + 1) for item in _items(value)]}
         if value is None or isinstance(value, (bool, int, float, str)):
             return {
                 "kind": "value",
@@ -78,8 +80,8 @@ class _Planner:
         if dtype not in DTYPES or value.layout != torch.strided:
             raise LayoutError(f"a tensor of dtype {value.dtype} and layout {value.layout}")
         shape = list(value.shape)
-        stride = list(value.stride()) if self.keep_strides else list(torch.empty(shape, device="meta").stride())
-        nbytes = _extent(shape, stride) * value.element_size()
+        stride = list(_STRIDE(value)) if self.keep_strides else _contiguous(shape)
+        nbytes = _extent(shape, stride) * DTYPES[dtype].itemsize
         node = {
             "kind": "tensor",
             "dtype": dtype,
@@ -121,7 +123,7 @@ def view(node: dict[str, Any], buffer: torch.Tensor) -> torch.Tensor:
 def pack(layout: dict[str, Any], tensors: list[torch.Tensor], buffer: torch.Tensor) -> None:
     """Copy tensors into the buffer at the places that their layout names."""
     for node, tensor in zip(tensor_nodes(layout), tensors, strict=True):
-        target, source = view(node, buffer), tensor.detach()
+        target, source = view(node, buffer), _DETACH(tensor)
         for dim, (size, step) in enumerate(zip(node["shape"], node["stride"])):
             if step == 0 and size > 1:
                 # An expanded dimension holds one value: torch refuses to write the same element twice.
@@ -155,13 +157,26 @@ def map_tensors(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> 
 
 def leaves(tree: Any, depth: int = 0) -> Iterator[Any]:
     """What a tree of lists, tuples and dicts holds, down to the depth that a layout may have."""
-    if isinstance(tree, dict):
-        tree = list(tree.values())
-    if isinstance(tree, (list, tuple)) and depth <= MAX_DEPTH:
-        for item in tree:
+    if isinstance(tree, (dict, list, tuple)) and depth <= MAX_DEPTH:
+        for item in _items(tree):
             yield from leaves(item, depth + 1)
     else:
         yield tree
+
+
+def _items(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        return list(dict.values(tree))
+    return list(list.__iter__(tree)) if isinstance(tree, list) else list(tuple.__iter__(tree))
+
+
+def _contiguous(shape: list[int]) -> list[int]:
+    """Strides of a contiguous tensor, as torch counts them (a size of 0 counts as 1)."""
+    stride, step = [], 1
+    for size in reversed(shape):
+        stride.append(step)
+        step *= max(size, 1)
+    return stride[::-1]
 
 
 def _is_plain(node: dict[str, Any]) -> bool:
@@ -184,7 +199,7 @@ def check_layout(layout: Any, capacity: int, depth: int = 0) -> int:
         raise LayoutError("not a layout")
     kind = layout.get("kind")
     if kind == "value":
-        if not _is_plain(layout):
+        if not _is_plain(layout) or "items" in layout:
             raise LayoutError("a value that isn't plain")
         return 1
     if kind in ("list", "tuple", "dict"):

@@ -11,10 +11,14 @@ named like the reference's, its get_inputs, tensors shaped like the expected out
 
 from __future__ import annotations
 
+import _thread
 import builtins
+import os
 import sys
+import threading
 import time
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -100,15 +104,21 @@ def _hooks() -> dict[str, Any]:
 class Watch:
     """Fingerprints taken when it is made, before foreign code comes in; `report` says what has changed since."""
 
-    def __init__(self, entry_point: str, device: str, own_file: str = ""):
+    def __init__(self, entry_point: str, device: str, own_file: str = "", out: int = -1):
+        """out: a descriptor that leads to the judge. What is seen goes there at once: whoever gets hold of this process
+        afterwards can't take it back.
+        """
         self.device = device
+        self.out = out
         self.own_file = own_file
         self.functions = {name: (space, _functions(space)) for name, space in _namespaces()}
         self.call = torch.nn.Module.__call__
         self.settings = _settings()
         self.hooks = _hooks()
-        self.opened: list[str] = []
+        self.events: list[str] = []
+        self.looking = False
         sys.addaudithook(self._on_event)
+        self._watch_threads()
         self.persisting = _persisting_bytes() if device == "cuda" else 0
         self.operators = set(torch.library._impls)
         self.bait = self._lay_bait(entry_point)
@@ -126,16 +136,52 @@ class Watch:
         self.copies: list[torch.Tensor] = []
 
     def _on_event(self, event: str, arguments: tuple) -> None:
-        """An audit hook, which nobody can take out again: the CUDA libraries opened by the candidate itself, to set
-        what the judge measures with (cache limits, clocks, contexts)."""
-        if event != "ctypes.dlopen" or not _is_cudas(str(arguments[0])):
-            return
-        frame = sys._getframe(1)
+        """An audit hook, which nobody can take out again: what the candidate's own code asks of the interpreter that a
+        module with kernels has no use for. Only where its code asked itself, not a library that it called.
+        """
+        if self.looking:
+            return  # this hook looks at frames itself
+        what = _reaches(event, arguments)
+        if what and len(self.events) < 8 and what not in self.events:
+            self.looking = True
+            try:
+                if self._asked_itself():
+                    self.events.append(what)
+                    if self.out >= 0:
+                        os.write(self.out, f"{what}\n".encode())
+            finally:
+                self.looking = False
+
+    def _watch_threads(self) -> None:
+        """Python tells no audit hook of a new thread before its version 3.12."""
+        for module, name in (
+            (_thread, "start_new_thread"),
+            (threading, "_start_new_thread"),
+            (_thread, "start_joinable_thread"),
+            (threading, "_start_joinable_thread"),
+        ):
+            start = getattr(module, name, None)
+            if start is not None:
+                setattr(module, name, self._noting_thread(start))
+
+    def _noting_thread(self, start: Callable) -> Callable:
+        def start_thread(*args: Any, **kwargs: Any) -> Any:
+            self._on_event("_thread.start_new_thread", ())
+            return start(*args, **kwargs)
+
+        return start_thread
+
+    def _asked_itself(self) -> bool:
+        """Whether the candidate's code is the caller, or the caller of a module that is only a way to ask."""
+        frame = sys._getframe(2)
         while frame is not None:
-            if frame.f_code.co_filename == self.own_file:
-                self.opened.append(f"{str(arguments[0])[:60]} was opened through ctypes")
-                return
+            name = frame.f_code.co_filename
+            if name == self.own_file:
+                return True
+            if name != __file__ and not name.endswith(_GO_BETWEENS):
+                return False
             frame = frame.f_back
+        return False
 
     @staticmethod
     def _lay_bait(entry_point: str) -> types.ModuleType:
@@ -174,7 +220,7 @@ class Watch:
             found.append("torch.nn.Module.__call__ was replaced")
         found += [f"{name} was turned off" for name, value in _settings().items() if self.settings[name] and not value]
         found += [f"{name} was installed" for name, value in _hooks().items() if value is not self.hooks[name]]
-        found += list(dict.fromkeys(self.opened))
+        found += self.events
         if self.device == "cuda" and _persisting_bytes() > self.persisting:
             found.append("part of the L2 cache was set aside for persisting data")
         registered = sorted(set(torch.library._impls) - self.operators)
@@ -203,8 +249,43 @@ class Watch:
         return found
 
 
-def _is_cudas(library: str) -> bool:
-    return any(name in library for name in ("libcuda", "libcupti", "libnvidia-ml", "libnvrtc"))
+# Standard modules that ask on behalf of their caller.
+_GO_BETWEENS = (
+    "/inspect.py", "/threading.py", "/subprocess.py", "/ctypes/__init__.py", "/ctypes/util.py", "/os.py",
+    "/multiprocessing/process.py", "/multiprocessing/context.py", "/multiprocessing/popen_fork.py",
+    "/concurrent/futures/thread.py",
+)  # fmt: skip
+_EVENTS = {
+    "gc.get_objects": "all objects of the process were listed (gc)",
+    "gc.get_referrers": "objects were looked up by what refers to them (gc)",
+    "gc.get_referents": "objects were looked up by what they refer to (gc)",
+    "sys._getframe": "frames of the caller were looked at",
+    "sys._getframemodulename": "frames of the caller were looked at",
+    "sys._current_frames": "frames of all threads were looked at",
+    "sys.settrace": "a tracer was installed",
+    "sys.setprofile": "a profiler was installed",
+    "sys.monitoring.register_callback": "a monitor was installed",
+    "_thread.start_new_thread": "a thread was started, whose work isn't measured",
+    "_thread.start_joinable_thread": "a thread was started, whose work isn't measured",
+    "os.fork": "a process was started",
+    "os.forkpty": "a process was started",
+    "os.posix_spawn": "a process was started",
+    "os.exec": "a process was started",
+    "os.system": "a process was started",
+    "subprocess.Popen": "a process was started",
+}
+_FRAME_ATTRIBUTES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
+
+
+def _reaches(event: str, arguments: tuple) -> str:
+    """What an audit event means for whoever caused it, empty where it means nothing."""
+    if event == "object.__getattr__":
+        return "frames were looked at through a traceback" if arguments[1] in _FRAME_ATTRIBUTES else ""
+    if event.startswith("ctypes."):
+        return f"memory or libraries were reached around torch ({event})"
+    if event == "import":
+        return f"{arguments[0]} was imported" if str(arguments[0]).split(".")[0] == "env" else ""
+    return _EVENTS.get(event, "")
 
 
 def _persisting_bytes() -> int:

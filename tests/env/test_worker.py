@@ -45,7 +45,7 @@ def test_answers_come_in_the_order_of_the_questions(worker):
     worker.post("warm", precision="ieee", gpu="")
     worker.post("load", **request(worker, "M = 5\n"))
     assert worker.collect(20)["isolation"]
-    assert "M is not a class" in worker.collect(20)["message"]
+    assert "No class M is defined" in worker.collect(20)["message"]
     assert worker.pending == 0
 
 
