@@ -309,7 +309,9 @@ class Judge:
         verdict.evidence["without_kernels"] = changed
         if changed == "unchanged":
             # Perhaps the work goes round a launch (a graph that was captured before): a fresh process whose kernels are
-            # compiled without their stores has no other way.
+            # compiled without their stores has no other way. The first one is ended: by a lock on any file they could
+            # know of each other.
+            session.end()
             changed = self._knock_out(problem, source, reference, trial, tolerance)
             verdict.evidence["knockout"] = changed
             if changed == "unchanged":
