@@ -43,6 +43,10 @@ RULES = {
         "the kernels are launched in the first calls only",
         "launch your kernels in every call of forward(), however often it is called",
     ),
+    "hidden_work": (
+        "part of the work is done where it isn't counted",
+        "let your kernels do the work, and torch operators what is left, in forward() itself",
+    ),
     "output_subclass": (
         "forward() returns something that only looks like a tensor",
         "return plain torch.Tensor objects whose values are computed when forward() returns",

@@ -105,6 +105,8 @@ class Pool:
     ):
         if device not in ("cpu", "cuda"):
             raise PoolError(f"unknown device {device!r}: use 'cpu' or 'cuda'")
+        if device == "cpu" and rules is not None and rules.reference == "compile":
+            raise PoolError("a reference under torch.compile needs a GPU: on the CPU times are modelled by operators")
         if slots < 0 or lanes < 0:
             raise PoolError(f"slots = {slots}, lanes = {lanes}: 0 means as many as the device allows, less is nothing")
         visible = visible_gpus() if device == "cuda" else []

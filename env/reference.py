@@ -22,7 +22,7 @@ from env.compare import agreement
 from env.profile_table import valid_rows
 from env.records import Problem
 from env.rules import Rules
-from env.session import ForeignError, Outputs, Session
+from env.session import ForeignError, Outputs, Session, TooBig
 from env.tensors import DTYPES, tensor_nodes, view
 from env.worker import WorkerDied, WorkerTimeout
 
@@ -31,6 +31,8 @@ KEPT_PROBLEMS = 8
 KEPT_TRIAL_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 KEPT_LENT_BYTES = 1 << 30
 TIMED_SETS_BYTES, MAX_TIMED_SETS = 256 << 20, 12
+# The judge's own, those lent to both sides, and one set each for timing.
+INPUT_COPIES = 5
 NEAR_SHARE = 0.02
 MAX_SLACK = 8.0
 # A float64 run costs a copy of everything: for large problems the tolerance alone must do.
@@ -151,7 +153,12 @@ class Reference:
             layout, inputs = base.layout, _nearly(base.layout, base.inputs, self.seed(kind.name))
         else:
             layout, inputs = self.session.export(
-                "make_inputs", "inputs", "inputs", seed=self.seed(kind.name), distribution=kind.distribution
+                "make_inputs",
+                "inputs",
+                "inputs",
+                copies=INPUT_COPIES,
+                seed=self.seed(kind.name),
+                distribution=kind.distribution,
             )
         if kind.name.startswith("timed") and torch.equal(inputs, self.trial(TrialKind("trial0")).inputs):
             # The same inputs with every seed: a candidate that remembers them must not meet them again.
@@ -288,6 +295,8 @@ def as_problem_error() -> Iterator[None]:
             raise Rejected("infra_error", f"too big here: the reference ran out of memory ({error.message})") from error
         lines = "; ".join(error.lines)
         raise Rejected("problem_error", f"the reference failed: {error.message} {lines}".strip()) from error
+    except TooBig as error:
+        raise Rejected("infra_error", str(error)) from error
     except (WorkerDied, WorkerTimeout) as error:
         if isinstance(error, WorkerDied) and error.oom:
             raise Rejected("infra_error", f"too big here: {error}") from error

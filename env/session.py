@@ -34,6 +34,10 @@ class ForeignError(Exception):
         super().__init__(self.message)
 
 
+class TooBig(Exception):
+    """The device hasn't the memory for what a verdict of this problem needs."""
+
+
 class ProtocolError(Exception):
     """The worker answered something that its runner would never say: foreign code wrote on the channel."""
 
@@ -134,14 +138,28 @@ class Session:
             self.buffers[name] = held = made
         return held
 
-    def export(self, op: str, what: str, buffer: str, **request: Any) -> tuple[dict[str, Any], torch.Tensor]:
-        """Let the runner lay out a tree and copy it to a buffer. Returns (layout, private copy of the bytes)."""
+    def export(
+        self, op: str, what: str, buffer: str, copies: int = 2, **request: Any
+    ) -> tuple[dict[str, Any], torch.Tensor]:
+        """Let the runner lay out a tree and copy it to a buffer. Returns (layout, private copy of the bytes).
+
+        copies: of what is exported that a verdict needs at the same time. Raises TooBig where they don't fit.
+        """
         reply = self.ask(op, self.run_timeout_s, **request)
+        self._afford(copies * _size(reply))
         lent = self.buffer(buffer, _size(reply))
         self.ask("pack", self.run_timeout_s, name=what, buffer=buffer)
         layout = checked_layout(reply, lent.nbytes)
         with self.gate:
             return layout, lent.tensor[: _size(reply)].clone()
+
+    def _afford(self, nbytes: int) -> None:
+        if self.device != "cuda" or nbytes < 1 << 30:
+            return
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info()[0]
+        if nbytes > free:
+            raise TooBig(f"too big here: it takes about {nbytes / 2**30:.0f} GiB, {free / 2**30:.0f} GiB are free")
 
     def set_inputs(self, layout: dict[str, Any], data: torch.Tensor, expected_bytes: int = 0) -> None:
         """Fill the worker's own copy of the inputs: whatever it did to the last one is gone. With `expected_bytes`, the

@@ -394,6 +394,11 @@ def _check(config: Config, where: Where) -> None:
         ["rollout.samples_per_prompt", "advantage.estimator"],
         "grpo subtracts the group's mean: with one sample every advantage is 0",
     )
+    require(
+        config.device == "cuda" or (config.env.reference == "eager" and config.env.time == "eager"),
+        ["device", "env.reference", "env.time"],
+        "on the CPU times are modelled: there is neither a compiled reference nor a device time",
+    )
     require(abs(total_share - 1) < 1e-6, ["collect.shares"], f"must add up to 1, they add up to {total_share:g}")
 
 
