@@ -344,7 +344,7 @@ def test_code_that_parsers_choke_on(code, left_to_loader):
     extract_code(fenced(source))
     error = inspect_source(source).error
     assert (error == "") == left_to_loader, error
-    assert len(error) < 400 and time.process_time() - started < 2
+    assert len(error) < 400 and time.process_time() - started < 5  # 2 s on a quiet core
 
 
 @pytest.mark.parametrize("piece", ["<think>", "```", "~~~python\n", "```````\n", " \t", "</think>"])
