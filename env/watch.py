@@ -241,11 +241,14 @@ class Watch:
         for name, (function, code, defaults) in self.bait_functions.items():
             if now[name] is not function or function.__code__ is not code or function.__defaults__ != defaults:
                 found.append(f"the reference's {name} was replaced")
-        for tensor, copy in zip(self.expected, self.copies):
-            current = tensor.detach().cpu().flatten()
-            changed = current != copy
-            if changed.numel() and float(changed.float().mean()) >= _OVERWRITTEN_SHARE:
-                found.append("a tensor shaped like the expected output, which isn't the candidate's, was overwritten")
+        # A mode of the candidate's would see these operators, and could answer in their place.
+        with torch._C.DisableTorchFunction():
+            for tensor, copy in zip(self.expected, self.copies):
+                changed = tensor.detach().cpu().flatten() != copy
+                if changed.numel() and float(changed.float().mean()) >= _OVERWRITTEN_SHARE:
+                    found.append(
+                        "a tensor shaped like the expected output, which isn't the candidate's, was overwritten"
+                    )
         return found
 
 
