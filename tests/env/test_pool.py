@@ -16,7 +16,7 @@ from env.pool import Pool, PoolError, visible_gpus
 from env.records import Problem
 from env.rules import Rules
 
-pytestmark = pytest.mark.budget(100)
+pytestmark = pytest.mark.budget(150)
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = Rules(trials=1, compile_timeout_s=20, run_timeout_s=10)
@@ -201,6 +201,44 @@ def test_killed_fork_server_is_replaced_and_its_job_judged(pool, answers):
     verdicts = [future.result(timeout=60) for future in futures]
     assert [verdict.status for verdict in verdicts] == ["correct"] * 2, [verdict.message for verdict in verdicts]
     assert wait_until(lambda: len(fork_servers()) == 2, 30) and doomed not in fork_servers()
+
+
+def test_who_costs_an_evaluator_its_life_twice_is_remembered(answers, home):
+    """Judged again alone, so that nobody beside it is suspected; then not tried again."""
+    before = set(judging(os.getpid(), "env.evaluator"))
+    with Pool("cpu", slots=1, lanes=2, seed=3, rules=RULES) as pool:
+        guilty = pool.submit(problem(answers), answers.slow.replace("0.5", "3.0"), raw=False)
+        innocent = pool.submit(problem(answers), answers.slow + "# beside it\n", raw=False)
+        for _ in range(2):
+            assert wait_until(lambda: serving(before), 30)
+            (pid,) = serving(before)
+            time.sleep(1.5)
+            os.kill(pid, signal.SIGKILL)
+            assert wait_until(lambda: not serving(before), 10)
+        assert guilty.result(timeout=60).status == "infra_error"
+        assert innocent.result(timeout=60).status == "correct"
+        again = pool.submit(problem(answers), answers.slow.replace("0.5", "3.0"), raw=False)
+        assert again.done() and "not tried again" in again.result().message
+
+
+def serving(before: set[int]) -> list[int]:
+    """Evaluators, but for those known before, that have workers."""
+    mine = set(judging(os.getpid(), "env.evaluator")) - before
+    return [pid for pid in mine if any(below(server) for server in judging(pid, "env.forkserver"))]
+
+
+def test_one_that_stands_by_takes_over_at_once(answers, home):
+    before = set(judging(os.getpid(), "env.evaluator"))
+    with Pool("cpu", slots=1, seed=3, rules=RULES, standby=True) as pool:
+        assert pool.submit(problem(answers), answers.correct + "# first\n", raw=False).result(60).status == "correct"
+        assert len(set(judging(os.getpid(), "env.evaluator")) - before) == 2
+        time.sleep(8.0)  # it has imported everything by then
+        (pid,) = serving(before)
+        started = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        verdict = pool.submit(problem(answers), answers.correct + "# second\n", raw=False).result(60)
+        assert verdict.status == "correct" and time.monotonic() - started < 3.0
+        assert wait_until(lambda: len(set(judging(os.getpid(), "env.evaluator")) - before) == 2, 30)
 
 
 DRIVER = """
