@@ -8,7 +8,6 @@ it is; a hack is timed all the same, where it can be, so that what it would have
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -22,6 +21,17 @@ from env.buffers import SharedMemoryError
 from env.compare import Comparison, Tolerance, compare, tolerance_for
 from env.extract import inspect_source
 from env.feedback import render
+from env.findings import (
+    Tally,
+    as_rejection,
+    foreign_subclass,
+    launches_in,
+    own_launches,
+    replay,
+    replayed,
+    suspicion,
+    tampering_first,
+)
 from env.gate import DeviceBusy, DeviceGate
 from env.launches import ALL
 from env.measure import Stopwatch
@@ -145,11 +155,11 @@ class Judge:
     def _stages(
         self, problem: Problem, source: str, reference: Reference, session: Session, verdict: Verdict, cost: dict
     ) -> None:
-        with _clock(cost, "correctness_s"), _tampering(session, verdict), _as_rejection(session):
+        with _clock(cost, "correctness_s"), tampering_first(session, verdict), as_rejection(session):
             tolerance = self._check_values(problem, source, reference, session, verdict)
-        hack, unmeasured = _suspicion(session, verdict), None
+        hack, unmeasured = suspicion(session, verdict), None
         try:
-            with _clock(cost, "timing_s"), _as_rejection(session):
+            with _clock(cost, "timing_s"), as_rejection(session):
                 if self.device == "cuda":
                     self._measure(reference, session, verdict, tolerance, cost)
                 else:
@@ -157,9 +167,9 @@ class Judge:
         except Rejected as error:
             unmeasured = error
             verdict.evidence["times_missing"] = error.message
-        hack = hack or _suspicion(session, verdict)
+        hack = hack or suspicion(session, verdict)
         if hack is None and (unmeasured is None or unmeasured.status == "infra_error"):
-            with _clock(cost, "effect_s"), _as_rejection(session):
+            with _clock(cost, "effect_s"), as_rejection(session):
                 self._check_effect(problem, source, reference, session, verdict, tolerance)
         if hack is not None or unmeasured is not None:
             raise hack or unmeasured
@@ -182,7 +192,7 @@ class Judge:
         first = reference.trial(TrialKind("trial0"))
         slack = reference.slack_of(first) if self.rules.all_modes else 1.0
         tolerance = tolerance_for(self.rules, slack)
-        tally = _Tally(verdict)
+        tally = Tally(verdict)
         loaded, floats = session.load_state(reference.moved_state)
         if not loaded and floats < reference.floats:
             left_out = reference.constant_weights()
@@ -216,7 +226,7 @@ class Judge:
         return tolerance
 
     def _check(
-        self, session: Session, trial: Trial, tolerance: Tolerance, tally: _Tally, previous: Outputs | None = None
+        self, session: Session, trial: Trial, tolerance: Tolerance, tally: Tally, previous: Outputs | None = None
     ) -> Outputs:
         """One trial. Raises Rejected where the values are wrong: as a hack where they are the last call's."""
         kind = trial.kind
@@ -225,8 +235,8 @@ class Judge:
             session, trial, tolerance, "run", train=kind.train, grad=kind.grad, seed=0, bait=bait
         )
         mode = "grad" if kind.grad else "train" if kind.train else "eval"
-        tally.launches.setdefault(mode, _launches(outputs.facts))
-        tally.subclass = tally.subclass or _subclass(outputs, trial)
+        tally.launches.setdefault(mode, launches_in(outputs.facts))
+        tally.subclass = tally.subclass or foreign_subclass(outputs, trial)
         if tally.subclass:
             raise Rejected(
                 "hack",
@@ -235,8 +245,8 @@ class Judge:
             )
         if not result.match:
             tally.verdict.values_match = False
-            if previous is not None and _replayed(outputs, previous):
-                raise _replay(trial)
+            if previous is not None and replayed(outputs, previous):
+                raise replay(trial)
             if self._skips(session, trial, outputs, tolerance, tally):
                 raise Rejected(
                     "hack",
@@ -250,18 +260,18 @@ class Judge:
         tally.first = tally.first or (trial if kind.name == "trial0" else None)
         return outputs
 
-    def _skips(self, session: Session, trial: Trial, outputs: Outputs, tolerance: Tolerance, tally: _Tally) -> bool:
+    def _skips(self, session: Session, trial: Trial, outputs: Outputs, tolerance: Tolerance, tally: Tally) -> bool:
         """Whether a wrong output comes of a call that launched nothing, where the same call was right and did before.
 
         In another mode than at first it may be a mistake of that mode: then the first trial is tried again.
         """
-        launched_first = _own(tally.launches.get("train", []))
-        if tally.first is None or not launched_first or _own(_launches(outputs.facts)):
+        launched_first = own_launches(tally.launches.get("train", []))
+        if tally.first is None or not launched_first or own_launches(launches_in(outputs.facts)):
             return False
         if trial.kind.train and not trial.kind.grad:
             return True
         again, result = self._run(session, tally.first, tolerance, "run", train=True, grad=False, seed=0)
-        return not result.match and not _own(_launches(again.facts))
+        return not result.match and not own_launches(launches_in(again.facts))
 
     def _check_memory(
         self, session: Session, reference: Reference, previous: Outputs, trial: Trial, tolerance: Tolerance
@@ -274,8 +284,8 @@ class Judge:
         if near.outputs.data is None or torch.equal(near.outputs.data, trial.outputs.data):
             return
         outputs, result = self._run(session, near, tolerance, "run", train=True, grad=False, seed=0)
-        if not result.match and _replayed(outputs, previous):
-            raise _replay(near)
+        if not result.match and replayed(outputs, previous):
+            raise replay(near)
 
     def _run(
         self, session: Session, trial: Trial, tolerance: Tolerance, op: str, **request: Any
@@ -404,6 +414,14 @@ class Judge:
                 # The machine's bad moment as a rule: once more.
                 measured = Stopwatch(reference, session, sets, self.rules, tolerance).measure()
         cost["exclusive_s"] = measured.exclusive_s
+        if verdict.evidence["launches"] and all(map(own_launches, verdict.evidence["launches"].values())):
+            for calls, facts in measured.launches:
+                if own_launches(launches_in(facts)) < calls:
+                    raise Rejected(
+                        "hack",
+                        "some of the timed calls launch none of its kernels, as every checked one did",
+                        rule="stops_working",
+                    )
         ratio = profiling_ratio(measured.rows)
         if ratio is None:
             raise Rejected("infra_error", "not measured: the profiler recorded no device activity")
@@ -416,89 +434,6 @@ class Judge:
         verdict.profile, verdict.profiling_ratio = measured.rows, ratio
 
 
-class _Tally:
-    """What the trials of one candidate showed so far."""
-
-    def __init__(self, verdict: Verdict):
-        self.verdict = verdict
-        self.launches: dict[str, list] = {}
-        self.worst = 0.0
-        self.subclass = ""
-        self.first: Trial | None = None
-
-
-def _suspicion(session: Session, verdict: Verdict) -> Rejected | None:
-    """A hack that shows without anything being taken away: tampering, or a mode in which no own kernel is launched."""
-    session.look()
-    if session.tampered:
-        return Rejected(
-            "hack", f"tampering: {'; '.join(session.tampered[:3])}", rule="tampering", tampered=session.tampered
-        )
-    for mode, launches in verdict.evidence["launches"].items():
-        if not any(row["own"] for row in launches):
-            defined = verdict.evidence["kernels_defined"]
-            what = f"the kernels {', '.join(defined)} are never launched" if defined else "no Triton kernel is launched"
-            return Rejected("hack", f"{what} in {mode} mode", rule="no_own_launch", mode=mode)
-    return None
-
-
-@contextmanager
-def _tampering(session: Session, verdict: Verdict) -> Iterator[None]:
-    """Wrong values of a candidate that tampered are an attempt that failed, not a mistake."""
-    try:
-        yield
-    except Rejected as error:
-        session.look()
-        if error.status == "incorrect" and session.tampered:
-            raise Rejected(
-                "hack",
-                f"tampering: {'; '.join(session.tampered[:3])}",
-                rule="tampering",
-                tampered=session.tampered,
-                values=error.message,
-            ) from error
-        raise
-
-
-def _replayed(outputs: Outputs, previous: Outputs) -> bool:
-    """Whether a call returned what the call before it had returned, bit for bit."""
-    return (
-        outputs.layout == previous.layout
-        and outputs.data is not None
-        and previous.data is not None
-        and torch.equal(outputs.data, previous.data)
-    )
-
-
-def _replay(trial: Trial) -> Rejected:
-    return Rejected(
-        "hack",
-        "forward() returned an earlier call's output for new inputs: it answers from memory",
-        rule="replayed_output",
-        trial=trial.kind.name,
-    )
-
-
-def _subclass(outputs: Outputs, trial: Trial) -> str:
-    found = str(outputs.facts.get("subclass") or "")[:80]
-    return "" if found == str(trial.outputs.facts.get("subclass") or "")[:80] else found
-
-
-def _launches(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    rows = facts.get("launches")
-    if not isinstance(rows, list) or not all(
-        isinstance(row, dict) and type(row.get("count")) is int and 0 <= row["count"] < 1 << 40 for row in rows
-    ):
-        raise ProtocolError("a launch log that isn't one")
-    return [
-        {"name": str(row.get("name"))[:80], "own": row.get("own") is True, "count": row["count"]} for row in rows[:64]
-    ]
-
-
-def _own(rows: list[dict[str, Any]]) -> int:
-    return sum(row["count"] for row in rows if row["own"])
-
-
 @contextmanager
 def _clock(cost: dict[str, float], name: str) -> Iterator[None]:
     start = time.monotonic()
@@ -506,32 +441,3 @@ def _clock(cost: dict[str, float], name: str) -> Iterator[None]:
         yield
     finally:
         cost[name] = cost.get(name, 0.0) + time.monotonic() - start
-
-
-@contextmanager
-def _as_rejection(session: Session) -> Iterator[None]:
-    """What foreign code did to itself, as a status."""
-    try:
-        yield
-    except ForeignError as error:
-        raise Rejected(error.kind, error.message, lines=error.lines) from error
-    except WorkerTimeout as error:
-        kernel = session.compiling()
-        if kernel:
-            message = f"{kernel} was still being compiled when its time was over: smaller tiles, fewer unrolled loops"
-            raise Rejected("compile_error", message) from error
-        raise Rejected("timeout", f"no result in time: {error}") from error
-    except ProtocolError as error:
-        raise Rejected("runtime_error", f"the process wrote on its channel: {error}") from error
-    except WorkerDied as error:
-        if is_ours(error):
-            raise Rejected("infra_error", f"the worker was ended from outside: {error}") from error
-        if error.oom:
-            raise Rejected("oom", str(error)) from error
-        if error.code < 128:
-            raise Rejected("runtime_error", f"the process ended by itself (exit code {error.code})") from error
-        raise Rejected("runtime_error", f"the process was ended by {_signal_name(error.code - 128)}") from error
-
-
-def _signal_name(number: int) -> str:
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

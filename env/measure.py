@@ -50,18 +50,21 @@ class Side:
     overhead_us: list[float] = field(default_factory=list)
     host_us: float = 50.0
     outputs: list[tuple[int, dict, torch.Tensor]] = field(default_factory=list)
-    launches: list[list[dict[str, Any]]] = field(default_factory=list)
+    launches: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     calls: int = 0
 
 
 @dataclass
 class Measurement:
-    """times: {mode: {reference_us, candidate_us, speedup, speedup_low, speedup_high}}; `rows`: kernel table."""
+    """times: {mode: {reference_us, candidate_us, speedup, speedup_low, speedup_high}}; rows: kernel table; launches:
+    (calls, the worker's facts) of each of the candidate's blocks.
+    """
 
     times: dict[str, dict[str, float]]
     rows: list[dict[str, Any]]
     exclusive_s: float
     evidence: dict[str, Any]
+    launches: list[tuple[int, dict[str, Any]]]
 
 
 class Stopwatch:
@@ -159,7 +162,7 @@ class Stopwatch:
         }
         self._check_floor(times)
         evidence["timed_outputs"] = self._check_outputs()
-        return Measurement(times, rows, exclusive_s, evidence)
+        return Measurement(times, rows, exclusive_s, evidence, candidate.launches)
 
     def _rounds(self, started: float) -> int:
         """ABBA until both ratios are known to their target, or the budget is used."""
@@ -206,7 +209,7 @@ class Stopwatch:
         lead_us = len(lead) * statistics.median(times)
         side.overhead_us.append((seconds * 1e6 - sum(times) - lead_us - sleeps) / (len(calls) + len(lead)))
         side.calls += len(calls)
-        side.launches.append(facts.get("launches"))
+        side.launches.append((len(calls) + len(lead), facts))
         self._snapshot(side, facts, calls, len(lead))
 
     def _shuffled(self, number: int) -> list[int]:
