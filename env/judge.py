@@ -44,6 +44,7 @@ from env.tensors import tensor_nodes
 from env.wire import WireError, WireTimeout
 from env.worker import ForkServer, Worker, WorkerDied, WorkerTimeout
 
+WIDE = TrialKind("wide", grad=True, distribution="wide")
 MAX_KERNELS_APART = 8  # a forward pass each to learn which of them matter
 
 
@@ -180,8 +181,7 @@ class Judge:
     def _trials(self, reference: Reference) -> Iterator[Trial]:
         """The trials after those in train mode under no_grad that every profile has."""
         yield reference.trial(TrialKind("eval", train=False))
-        wide = TrialKind("wide", grad=True, distribution="wide")
-        yield reference.wide_trial(wide) or reference.trial(TrialKind("grad", grad=True))
+        yield reference.wide_trial(WIDE) or reference.trial(TrialKind("grad", grad=True))
 
     def _check_values(
         self, problem: Problem, source: str, reference: Reference, session: Session, verdict: Verdict
@@ -315,6 +315,14 @@ class Judge:
     ) -> None:
         """Without its own kernels the candidate's output must change. Last, since what runs without them may crash."""
         trial = reference.trial(TrialKind("effect"))
+        names = list(dict.fromkeys(row["name"] for row in verdict.evidence["launches"]["train"] if row["own"]))
+        idle = [name for name in names if name in self._copying(reference, session)]
+        if len(idle) == len(names):
+            raise Rejected(
+                "hack",
+                f"the kernels {', '.join(idle[:4])} compute nothing: they copy what torch made, or change nothing",
+                rule="no_effect",
+            )
         changed = self._without(session, trial, tolerance, [ALL])
         verdict.evidence["without_kernels"] = changed
         if changed == "unchanged":
@@ -331,21 +339,33 @@ class Judge:
                     "the kernels do no work that matters",
                     rule="no_effect",
                 )
-        names = list(dict.fromkeys(row["name"] for row in verdict.evidence["launches"]["train"] if row["own"]))
-        if changed != "changed" or not 1 < len(names) <= MAX_KERNELS_APART:
-            return
-        idle = []
-        for name in names:
+        apart = names if changed == "changed" and 1 < len(names) <= MAX_KERNELS_APART else []
+        for name in apart:
             alone = self._without(session, trial, tolerance, [name])
-            if alone == "unchanged":
+            if alone == "unchanged" and name not in idle:
                 idle.append(name)
-            elif alone != "changed":
+            elif alone not in ("changed", "unchanged"):
                 break  # it crashed: nobody is left to ask
         if idle and len(idle) < len(names):
             verdict.evidence["kernels_without_effect"] = idle
             for row in verdict.profile:
                 row["own"] = row["own"] and row["name"] not in idle
             verdict.profiling_ratio = profiling_ratio(verdict.profile)
+
+    def _copying(self, reference: Reference, session: Session) -> list[str]:
+        """Own kernels that compute nothing, on inputs as wild as the problem allows (a relu of positive numbers is a
+        copy). Nothing is said of problems whose answer is a copy of an input.
+        """
+        trial = reference.wide_trial(WIDE) or reference.trial(TrialKind("effect"))
+        if trial.copies_an_input():
+            return []
+        session.set_inputs(trial.layout, trial.inputs)
+        try:
+            reply = session.ask("inspect", self.rules.run_timeout_s, layout=trial.layout, train=True, seed=0)
+        except ForeignError:
+            return []
+        useful = reply.get("useful")
+        return [name for name, computes in useful.items() if computes is False] if isinstance(useful, dict) else []
 
     def _without(self, session: Session, trial: Trial, tolerance: Tolerance, kernels: list[str]) -> str:
         try:

@@ -30,7 +30,7 @@ class LaunchLog:
     own_file: str = ""
     launches: list[tuple[str, bool]] = field(default_factory=list)
     own_running: bool = False
-    around: Callable[[str, bool], Any] | None = None
+    around: Callable[[str, bool, list], Any] | None = None
     withheld: frozenset[str] = frozenset()
 
     names: dict[Any, str] = field(default_factory=dict)
@@ -92,12 +92,18 @@ def install(log: LaunchLog, device: str) -> None:
         try:
             if warmup or log.around is None:
                 return run(self, *args, grid=grid, warmup=warmup, **kwargs)
-            with log.around(name, own):
+            with log.around(name, own, _tensors_in(args, kwargs)):
                 return run(self, *args, grid=grid, warmup=warmup, **kwargs)
         finally:
             log.own_running = False
 
     Kernel.run = recorded_run
+
+
+def _tensors_in(args: tuple, kwargs: dict) -> list:
+    import torch
+
+    return [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
 
 
 def note_compiling(folder: Path) -> None:

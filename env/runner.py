@@ -23,6 +23,7 @@ import torch
 from env import distributions, tensors
 from env.bench import Bench, shorten_autotuning
 from env.buffers import Buffer
+from env.copies import Copies
 from env.launches import LaunchLog, clean_fresh_memory, install, knock_out, note_compiling, poison_fresh_memory
 from env.modelled import counted_call
 from env.profile import profiled_call, warm_profiler
@@ -335,6 +336,22 @@ class Runner:
         finally:
             self.log.withheld = frozenset()
         return {"ok": True, **facts}
+
+    def op_inspect(self, request: dict) -> dict:
+        """A forward pass that looks at what each own kernel makes of its arguments."""
+        self._reset(request)
+        arguments = self._arguments(request)
+        copies = Copies()
+        poison_fresh_memory()
+        self.log.around = copies.around
+        try:
+            with torch.no_grad():
+                self.model(*arguments)
+            self._synchronise()
+        finally:
+            self.log.around = None
+            clean_fresh_memory()
+        return {"ok": True, "useful": copies.useful}
 
     def op_model_time(self, request: dict) -> dict:
         """Modelled times of one forward pass (CPU)."""

@@ -1,0 +1,62 @@
+"""A kernel that copies or changes nothing is told from one that computes, whatever the shapes and special values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from env.copies import Copies, computes
+
+pytestmark = pytest.mark.budget(10)
+
+X = torch.randn(6, 8)
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [X.clone(), X * (1 + 1e-6), X + 0.0, X * 1.0],
+    ids=["copy", "copy with a little noise", "plus nothing", "times one"],
+)
+def test_copies_compute_nothing(after):
+    assert not computes([X, torch.full_like(X, NAN)], [X, after])
+    assert not computes([X, torch.full((8, 6), NAN)], [X, after.reshape(8, 6)])
+
+
+@pytest.mark.parametrize(
+    "after",
+    [X.relu(), -X, X * 2, X.t().contiguous(), X.tril(), X.masked_fill(X < 0, -INF), torch.zeros_like(X), X.flip(0)],
+    ids=["relu", "negative", "double", "transposed", "triangle", "masked with inf", "zeros", "reversed"],
+)
+def test_what_computes(after):
+    before = [X, torch.full(after.shape, NAN)]
+    assert computes(before, [X, after])
+
+
+def test_a_launch_that_changes_nothing():
+    assert not computes([X, X * 2], [X, X * 2])
+    assert not computes([torch.full((3,), NAN)], [torch.full((3,), NAN)])
+
+
+def test_in_place_work_counts_and_in_place_nothing_does_not():
+    assert computes([X], [X.relu()]) and not computes([X], [X + 0.0])
+
+
+def test_integers_are_compared_exactly():
+    index = torch.arange(10)
+    assert not computes([index, torch.zeros(10, dtype=torch.int64)], [index, index.clone()])
+    assert computes([index, torch.zeros(10, dtype=torch.int64)], [index, index + 1])
+
+
+def test_one_useful_launch_is_enough_and_others_kernels_are_not_asked():
+    copies, x, out = Copies(), X.clone(), torch.full_like(X, NAN)
+    with copies.around("k", True, [x, out]):
+        out.copy_(x)
+    assert copies.useful == {"k": False}
+    with copies.around("k", True, [x, out]):
+        out.copy_(x * 3)
+    with copies.around("k", True, [x, out]):
+        out.copy_(x)
+    with copies.around("torch's", False, [x, out]):
+        out.zero_()
+    assert copies.useful == {"k": True}
