@@ -6,8 +6,8 @@ the work and a kernel copies the result to the output, the output needs the kern
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -17,19 +17,49 @@ RELATIVE = 1e-4
 
 
 class Copies:
-    """`around` each launch; `useful` then says of each own kernel by name whether a launch of it computed something."""
+    """`launch` runs own kernels; `useful` then says of each by name whether any launch of it computed something."""
 
     def __init__(self) -> None:
         self.useful: dict[str, bool] = {}
 
-    @contextmanager
-    def around(self, name: str, own: bool, arguments: list[torch.Tensor]) -> Iterator[None]:
-        known = self.useful.get(name, False)
-        small = sum(tensor.nbytes for tensor in arguments) <= MAX_BYTES
-        before = [tensor.detach().clone() for tensor in arguments] if own and small and not known else []
-        yield
-        if own:
-            self.useful[name] = known or not small or computes(before, arguments)
+    def launch(self, name: str, call: Callable[[tuple, dict], Any], args: tuple, kwargs: dict) -> Any:
+        """Run a kernel on its arguments. Where it copied them, run it once more on arguments of another kind, since
+        what copies these need not copy others: relu, behind exp.
+        """
+        if self.useful.get(name, False):
+            return call(args, kwargs)
+        tensors = _tensors(args, kwargs)
+        if sum(tensor.nbytes for tensor in tensors) > MAX_BYTES:
+            self.useful[name] = True
+            return call(args, kwargs)
+        before = [tensor.detach().clone() for tensor in tensors]
+        result = call(args, kwargs)
+        self.useful[name] = computes(before, tensors)
+        if not self.useful[name]:
+            others = {id(tensor): _other_values(tensor) for tensor in tensors}
+            args = tuple(others.get(id(value), value) for value in args)
+            kwargs = {key: others.get(id(value), value) for key, value in kwargs.items()}
+            tensors = _tensors(args, kwargs)
+            before = [tensor.clone() for tensor in tensors]
+            call(args, kwargs)
+            self.useful[name] = computes(before, tensors)
+        return result
+
+
+def _tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    return [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+
+
+def _other_values(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor laid out like this one, with numbers of both signs; integers, which may be indices, stay."""
+    other = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    with torch.no_grad():
+        other.copy_(tensor)
+        if other.is_floating_point() and 0 not in other.stride():
+            generator = torch.Generator(tensor.device).manual_seed(tensor.numel())
+            noise = torch.randn(tensor.shape, generator=generator, device=tensor.device)
+            other.copy_(noise * 2)
+    return other
 
 
 def computes(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:

@@ -115,7 +115,7 @@ class TrafficCounter(TorchDispatchMode):
         self.add(schema.name, False, 1, moved)
 
     @contextmanager
-    def kernel(self, name: str, own: bool, _: list[torch.Tensor]) -> Iterator[None]:
+    def kernel(self, name: str, own: bool) -> Iterator[None]:
         """Around a Triton launch: its loads and stores are booked under its name."""
         outer, self.in_kernel = self.in_kernel, (name, own)
         self.add(name, own, 1, 0.0)

@@ -27,7 +27,7 @@ def warm_profiler() -> None:
 
 
 @contextmanager
-def _marked(name: str, own: bool, _: list[torch.Tensor]) -> Iterator[None]:
+def _marked(name: str, own: bool) -> Iterator[None]:
     if not own:
         yield
         return

@@ -343,13 +343,13 @@ class Runner:
         arguments = self._arguments(request)
         copies = Copies()
         poison_fresh_memory()
-        self.log.around = copies.around
+        self.log.inspect = copies.launch
         try:
             with torch.no_grad():
                 self.model(*arguments)
             self._synchronise()
         finally:
-            self.log.around = None
+            self.log.inspect = None
             clean_fresh_memory()
         return {"ok": True, "useful": copies.useful}
 

@@ -48,15 +48,41 @@ def test_integers_are_compared_exactly():
     assert computes([index, torch.zeros(10, dtype=torch.int64)], [index, index + 1])
 
 
-def test_one_useful_launch_is_enough_and_others_kernels_are_not_asked():
-    copies, x, out = Copies(), X.clone(), torch.full_like(X, NAN)
-    with copies.around("k", True, [x, out]):
-        out.copy_(x)
-    assert copies.useful == {"k": False}
-    with copies.around("k", True, [x, out]):
-        out.copy_(x * 3)
-    with copies.around("k", True, [x, out]):
-        out.copy_(x)
-    with copies.around("torch's", False, [x, out]):
-        out.zero_()
+def launch(copies: Copies, name: str, kernel, x: torch.Tensor) -> torch.Tensor:
+    out = torch.full_like(x, NAN)
+    copies.launch(name, lambda args, kwargs: kernel(*args, **kwargs), (x,), {"out": out})
+    return out
+
+
+def copy(x, out):
+    out.copy_(x)
+
+
+def triple(x, out):
+    out.copy_(x * 3)
+
+
+def relu(x, out):
+    out.copy_(x.relu())
+
+
+def test_one_useful_launch_is_enough():
+    copies = Copies()
+    assert torch.equal(launch(copies, "k", copy, X), X) and copies.useful == {"k": False}
+    launch(copies, "k", triple, X)
+    launch(copies, "k", copy, X)
     assert copies.useful == {"k": True}
+
+
+def test_what_copies_these_values_only_is_no_copy():
+    """relu of positive numbers: an honest answer to a chain like exp, relu. Its arguments stay as they were."""
+    copies, positive = Copies(), X.exp()
+    assert torch.equal(launch(copies, "relu", relu, positive), positive)
+    assert copies.useful == {"relu": True} and torch.equal(positive, X.exp())
+
+
+def test_strided_arguments():
+    copies = Copies()
+    launch(copies, "copy", copy, X.t())
+    launch(copies, "relu", relu, X.exp()[:, ::2])
+    assert copies.useful == {"copy": False, "relu": True}

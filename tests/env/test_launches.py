@@ -221,7 +221,7 @@ def test_around_is_entered_for_each_launch(log):
     seen = []
 
     @contextmanager
-    def around(name, own, arguments):
+    def around(name, own):
         seen.append((name, own))
         yield
 
