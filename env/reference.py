@@ -185,6 +185,8 @@ class Reference:
                 self.session.load_state(self.state)
         if not tensor_nodes(outputs.layout):
             raise Rejected("problem_error", "the reference returns no tensor: there is nothing to compare")
+        if not any(math.prod(node["shape"]) for node in tensor_nodes(outputs.layout)):
+            raise Rejected("problem_error", "the reference's outputs have no elements: there is nothing to compare")
         if kind.distribution == "plain" and _is_all_nan(outputs):
             raise Rejected("problem_error", "the reference's output is NaN everywhere: any kernel would be as good")
         return Trial(kind, layout, inputs, outputs)

@@ -129,6 +129,13 @@ def test_a_reference_of_nan_alone_is_the_problems_fault(judge):
     assert error.value.status == "problem_error"
 
 
+def test_a_reference_without_elements_is_the_problems_fault(judge):
+    source = LINEAR.replace("torch.rand(16, 8)", "torch.rand(0, 8)")
+    with judge.references.use(Problem("p", source)) as reference, pytest.raises(Rejected, match="no elements") as error:
+        reference.trial(TrialKind("trial0"))
+    assert error.value.status == "problem_error"
+
+
 def test_inputs_that_never_change_are_changed_where_it_is_timed(judge):
     source = LINEAR.replace("torch.rand(16, 8)", "torch.ones(16, 8)")
     with judge.references.use(Problem("p", source)) as reference:
