@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from env.clocks import Clocks, open_clocks
 from env.worker import Worker
 
 QUIET_TIMEOUT_S = 2.0
@@ -42,6 +44,7 @@ class DeviceGate:
         self._workers: set[Worker] = set()
         self._allowed: list[Worker] | None = None
         self._probe: Probe | None = None
+        self._clocks: Clocks | None = None
 
     def __enter__(self) -> DeviceGate:
         with self._turn:
@@ -107,8 +110,13 @@ class DeviceGate:
                         worker.resume()
 
     def calibrate(self) -> None:
-        """Learn how long a probe takes on a GPU that nobody uses (at start)."""
+        """Learn how long a probe takes on a GPU that nobody uses, and where its clocks are read (at start)."""
         self._probe = Probe()
+        self._clocks = open_clocks()
+
+    def clocks(self) -> dict[str, Any] | None:
+        """What the GPU runs at now; None where nobody can say."""
+        return self._clocks.read() if self._clocks is not None else None
 
     def wait_until_quiet(self) -> None:
         """Wait until what stopped workers had queued is done. Raises DeviceBusy where that doesn't end.

@@ -149,11 +149,15 @@ class Stopwatch:
             held.append(time.perf_counter())
             rows = self._profile(candidate)
             held.append(time.perf_counter())
+            clocks = self.gate.clocks()
         held.append(time.perf_counter())
         exclusive_s = held[-1] - held[0]
         steps = ("stop_others", "wait_until_quiet", "rounds", "profile", "let_others_go_on")
         held_ms = {step: round(1e3 * (after - before), 2) for step, before, after in zip(steps, held, held[1:])}
-        evidence = {"rounds": rounds, "calls": candidate.calls, "held_ms": held_ms, "clock": self._check_clock()}
+        if clocks is not None and clocks["slowed"]:
+            raise Rejected("infra_error", f"not measured: the GPU was slowed down ({', '.join(clocks['slowed'])})")
+        evidence = {"rounds": rounds, "calls": candidate.calls, "held_ms": held_ms, "gpu": clocks}
+        evidence["clock"] = self._check_clock()
         kind = {mode: "mean" if self.rules.mean_of else timing.KIND[mode] for mode in MODES}
         times = {
             mode: timing.interval(reference.times_us[mode], candidate.times_us[mode], seed=0, kind=kind[mode])

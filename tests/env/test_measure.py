@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from env import bench, measure, tensors
+from env.clocks import Clocks
 from env.compare import OURS
 from env.gate import DeviceGate
 from env.measure import Stopwatch
@@ -195,6 +196,25 @@ def test_a_claim_that_is_forged_now_and_then_gains_nothing():
 def test_skipping_the_flush_shows_on_the_judges_clock():
     with pytest.raises(Rejected, match="judge's clock"):
         stopwatch(takes_us=20.0, overhead_us=10.0).measure()
+
+
+@pytest.mark.parametrize(
+    ("reasons", "slowed"), [(0x0, []), (0x1, []), (0x4, []), (0x40, ["too hot (hardware)"]), (0x28, None)]
+)
+def test_a_gpu_that_is_slowed_down_measures_nothing(reasons, slowed):
+    nvml = SimpleNamespace(
+        NVML_CLOCK_SM=1, NVML_CLOCK_MEM=2, nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetClockInfo=lambda handle, which: 1000 * which,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: reasons,
+    )  # fmt: skip
+    watch = stopwatch()
+    watch.gate._clocks = Clocks(nvml, "GPU-1")
+    if slowed == []:
+        assert watch.measure().evidence["gpu"] == {"sm_mhz": 1000, "memory_mhz": 2000, "slowed": []}
+        return
+    with pytest.raises(Rejected, match="slowed down") as error:
+        watch.measure()
+    assert error.value.status == "infra_error"
 
 
 def test_no_program_is_faster_than_writing_its_output():
