@@ -102,8 +102,10 @@ class Stopwatch:
                     session.synchronise()
                 if name == "reference":
                     self.reference.lent_sets = lent
-            facts = self._ask(side, [[i % len(self.sets), mode] for mode in MODES for i in range(4)])[0]
-            side.host_us = statistics.median(_numbers(facts, "host_us")[2:])
+            calls = [[i % len(self.sets), mode] for mode in MODES for i in range(4)]
+            facts, seconds = self._ask(side, calls)
+            # A claim as well: no call took longer than the whole block by the judge's clock.
+            side.host_us = min(statistics.median(_numbers(facts, "host_us")[2:]), seconds * 1e6 / len(calls))
             side.session.facts(facts)
             quick.append(max(min(_numbers(facts, "times_us")), 1.0))
             self._poison(session)

@@ -217,6 +217,15 @@ def test_a_gpu_that_is_slowed_down_measures_nothing(reasons, slowed):
     assert error.value.status == "infra_error"
 
 
+def test_a_host_time_that_is_made_up_does_not_hold_the_gpu():
+    def slow(reply, session):
+        return {**reply, "host_us": [1e9] * len(reply["host_us"])}
+
+    watch = stopwatch(cheat=slow)
+    watch.measure()
+    assert watch.sides["candidate"].host_us < 1_000
+
+
 def test_no_program_is_faster_than_writing_its_output():
     with pytest.raises(Rejected, match="below") as error:
         stopwatch(takes_us=0.2).measure()
