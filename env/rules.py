@@ -35,7 +35,7 @@ class Rules:
     rewarded_time: str = "eager"
     compile_timeout_s: float = 60.0
     run_timeout_s: float = 30.0
-    max_host_gb: float = 16.0
+    max_host_gb: float = 8.0
     spares: int = 1
     weak_isolation: bool = False
 

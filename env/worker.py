@@ -40,7 +40,7 @@ _PASSED_ON = (
     isolation.LAYERS_OFF,
 )
 CPU_ADDRESS_SPACE = 24 << 30
-MAX_HOST_BYTES = 16 << 30
+MAX_HOST_BYTES = 8 << 30
 _REQUEST_S = 30.0
 _HOME = re.compile(r"kernel-judge-(\d+)-(\d+)-(\d+)-")
 
