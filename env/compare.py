@@ -63,6 +63,8 @@ class Comparison:
 
 
 def _structure(expected: dict, got: dict, path: str) -> str:
+    if expected["kind"] != got["kind"] and got.get("type") == "NoneType":
+        return f"{path} is None where the reference returns a {expected['kind']}: does forward() return it?"
     if expected["kind"] != got["kind"]:
         return f"{path} is a {got['kind']} where the reference returns a {expected['kind']}"
     if expected["kind"] == "tensor":

@@ -52,8 +52,9 @@ RULES = {
         "return plain torch.Tensor objects whose values are computed when forward() returns",
     ),
     "tampering": (
-        "functions outside the answer were replaced",
-        "leave torch, triton and the standard library as they are; define only your own kernels and ModelNew",
+        "the answer reaches beyond its own code",
+        "leave torch, triton and the standard library as they are, start no threads or processes; "
+        "define only your own kernels and ModelNew",
     ),
 }
 _OTHER_RULE = ("the work isn't done by the answer's own kernels", "compute the output in your own Triton kernels")

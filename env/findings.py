@@ -123,6 +123,8 @@ def as_rejection(session: Session) -> Iterator[None]:
             raise Rejected("oom", str(error)) from error
         if error.code < 128:
             raise Rejected("runtime_error", f"the process ended by itself (exit code {error.code})") from error
+        if error.code == 128 + signal.SIGKILL:
+            raise Rejected("runtime_error", "the process closed its channel to the judge") from error
         raise Rejected("runtime_error", f"the process was ended by {_signal_name(error.code - 128)}") from error
 
 

@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from env import hostmemory, isolation
+from env.files import remove_tree
 from env.own_uid import Slots
 from env.wire import Wire, WireError, WireTimeout
 
@@ -336,7 +336,7 @@ class Server:
         left = "off: what a worker had started was still there 5 s after its end"
         self.outlives = report["nothing outlives it"] = "on" if gone and forked.code is not None else left
         self.forked.pop(supervisor, None)
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_tree(scratch)
         return report
 
     def shut_down(self) -> None:
@@ -351,7 +351,7 @@ class Server:
             for supervisor, forked in list(self.forked.items()):
                 if forked.code is None and forked.worker:
                     self._kill(supervisor, forked)
-        shutil.rmtree(self.home, ignore_errors=True)
+        remove_tree(self.home)
 
 
 def main(control_fd: int, device: str, home: str, max_host_bytes: int) -> None:

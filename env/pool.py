@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import queue
 import secrets
-import shutil
 import subprocess
 import sys
 import threading
@@ -28,6 +27,7 @@ from typing import Any
 
 from env.evaluator import Job, Setup
 from env.feedback import render
+from env.files import remove_tree
 from env.records import Problem, Verdict, sha256
 from env.rules import Rules, spares_for
 
@@ -68,7 +68,7 @@ class _Evaluator:
         self.connection.close()
         if self.scratch:
             # One that was killed could not do it itself.
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            remove_tree(self.scratch)
 
 
 def visible_gpus() -> list[str]:

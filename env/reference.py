@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from env.compare import agreement
+from env.compare import agreement, compare, tolerance_for
 from env.profile_table import valid_rows
 from env.records import Problem
 from env.rules import Rules
-from env.session import ForeignError, Outputs, Session, TooBig
+from env.session import ForeignError, Outputs, ProtocolError, Session, TooBig
 from env.tensors import DTYPES, tensor_nodes, view
 from env.worker import WorkerDied, WorkerTimeout
 
@@ -183,13 +183,33 @@ class Reference:
         finally:
             if kind.moved:
                 self.session.load_state(self.state)
+        self._refuse_bf16(layout, outputs.layout)
         if not tensor_nodes(outputs.layout):
             raise Rejected("problem_error", "the reference returns no tensor: there is nothing to compare")
         if not any(math.prod(node["shape"]) for node in tensor_nodes(outputs.layout)):
             raise Rejected("problem_error", "the reference's outputs have no elements: there is nothing to compare")
         if kind.distribution == "plain" and _is_all_nan(outputs):
             raise Rejected("problem_error", "the reference's output is NaN everywhere: any kernel would be as good")
+        if kind == TrialKind("trial0"):
+            self._refuse_random(layout, inputs, outputs)
         return Trial(kind, layout, inputs, outputs)
+
+    def _refuse_bf16(self, *layouts: dict[str, Any]) -> None:
+        nodes = [node for layout in (*layouts, self.state[0]) for node in tensor_nodes(layout)]
+        if self.session.device == "cpu" and any(node["dtype"] == "bfloat16" for node in nodes):
+            message = "bfloat16 can't be judged on the CPU: Triton's interpreter computes it wrongly"
+            raise Rejected("infra_error", message)
+
+    def _refuse_random(self, layout: dict[str, Any], inputs: torch.Tensor, outputs: Outputs) -> None:
+        """Run it again: what differs by more than rounding comes of neither inputs, weights nor torch's seed."""
+        self.session.set_inputs(layout, inputs)
+        again = self.session.call("run", train=True, grad=False, seed=0)
+        result = compare(outputs.layout, outputs.data, again.layout, again.data, tolerance_for(self.rules, MAX_SLACK))
+        if not result.match:
+            raise Rejected(
+                "problem_error",
+                f"the reference gives another output for the same inputs ({result.message}): nobody can be held to it",
+            )
 
     def wide_trial(self, kind: TrialKind) -> Trial | None:
         """A trial on the wide distribution, or None where float32 and float64 don't agree there (or it isn't finite):
@@ -309,13 +329,16 @@ def as_problem_error() -> Iterator[None]:
             raise Rejected("infra_error", f"too big here: the reference ran out of memory ({error.message})") from error
         lines = "; ".join(error.lines)
         raise Rejected("problem_error", f"the reference failed: {error.message} {lines}".strip()) from error
+    except ProtocolError as error:
+        raise Rejected("problem_error", f"the reference returns what can't be passed on: {error}") from error
     except TooBig as error:
         raise Rejected("infra_error", str(error)) from error
     except (WorkerDied, WorkerTimeout) as error:
         if isinstance(error, WorkerDied) and error.oom:
             raise Rejected("infra_error", f"too big here: {error}") from error
         status = "infra_error" if is_ours(error) else "problem_error"
-        raise Rejected(status, f"the reference failed: {error}") from error
+        ended = f" (its process ended with exit code {error.code})" if isinstance(error, WorkerDied) else ""
+        raise Rejected(status, f"the reference failed: {error}{ended}") from error
 
 
 def is_ours(error: Exception) -> bool:

@@ -78,6 +78,8 @@ def _blame(error: BaseException, loading: bool, path: str) -> dict[str, Any]:
         chain.append(seen)
         seen = seen.__cause__ or seen.__context__
     kind = "compile_error" if loading else "runtime_error"
+    if isinstance(error, tensors.LayoutError):
+        return {"ok": False, "kind": "incorrect", "message": f"forward() returns {error}", "lines": []}
     for link in chain:
         if isinstance(link, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(link)[:300]:
             kind = "oom"
@@ -165,7 +167,10 @@ class Runner:
         spec.loader.exec_module(module)
         self.module = module
         if not isinstance(getattr(module, request["class"], None), type):
-            raise TypeError(f"No class {request['class']} is defined once the source has been executed")
+            if not hasattr(module, request["class"]):
+                raise TypeError(f"No class {request['class']} is defined once the source has been executed")
+            found = type(getattr(module, request["class"])).__name__
+            raise TypeError(f"{request['class']} is a {found} once the source has been executed; it must be a class")
         return {"ok": True, **self._tampered()}
 
     def _tampered(self) -> dict[str, list[str]]:
@@ -436,4 +441,7 @@ def serve(wire: Wire, device: str, isolation: dict[str, str]) -> None:
                 reply["isolation"] = isolation
         except (KeyboardInterrupt, SystemExit, Exception) as error:
             reply = blame(error, name == "load", runner.path)
-        send(reply)
+        try:
+            send(reply)
+        except (ValueError, TypeError) as error:  # a number with too many digits for JSON, say
+            send(blame(error, name == "load", runner.path))

@@ -28,7 +28,7 @@ class ForeignError(Exception):
 
     def __init__(self, reply: dict[str, Any]):
         kind = reply.get("kind")
-        self.kind = kind if kind in ("compile_error", "runtime_error", "oom") else "runtime_error"
+        self.kind = kind if kind in ("compile_error", "runtime_error", "oom", "incorrect") else "runtime_error"
         self.message = str(reply.get("message", ""))[:4000]
         self.lines = [str(line)[:300] for line in reply.get("lines", [])[:6]]
         super().__init__(self.message)

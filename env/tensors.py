@@ -149,7 +149,8 @@ def map_tensors(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> 
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, (list, tuple)):
-        return type(tree)(map_tensors(item, function) for item in tree)
+        items = [map_tensors(item, function) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     if isinstance(tree, dict):
         return {key: map_tensors(value, function) for key, value in tree.items()}
     return tree

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from env import isolation
+from env.files import remove_tree
 from env.hostmemory import descendants
 from env.wire import Wire, WireError, WireTimeout
 
@@ -104,7 +104,7 @@ def sweep(folder: str | None = None) -> list[Path]:
             pass  # the owner is gone
         except OSError:
             continue
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
         removed.append(path)
     return removed
 
@@ -224,7 +224,7 @@ class ForkServer:
         except BaseException:
             # A worker that comes too late finds its channel closed and ends.
             ours.close()
-            shutil.rmtree(scratch, ignore_errors=True)
+            remove_tree(scratch)
             raise
         finally:
             theirs.close()
@@ -254,7 +254,7 @@ class ForkServer:
             self.process.wait(5.0)
         self.process.kill()
         self.process.wait()
-        shutil.rmtree(self.home, ignore_errors=True)
+        remove_tree(self.home)
 
 
 class Worker:
@@ -373,7 +373,7 @@ class Worker:
             end = self.server.wait(self.supervisor)
             code, self.why = end["code"], end["why"]
             self.oom, self.machine_short = self.why is not None, self.why is not None and not end["own_fault"]
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        remove_tree(self.scratch)
         return code
 
 

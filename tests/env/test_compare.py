@@ -173,7 +173,7 @@ def test_infinity_does_not_widen_the_tolerance_of_the_rest():
         ((torch.ones(2),), [torch.ones(2)], "is a list where the reference returns a tuple"),
         ((torch.ones(2), torch.ones(1)), (torch.ones(2),), "has 1 items, the reference has 2"),
         ({"a": torch.ones(2)}, {"b": torch.ones(2)}, "items"),
-        (torch.ones(2), None, "is a value"),
+        (torch.ones(2), None, "is None"),
         ((torch.ones(2), None), (torch.ones(2), torch.ones(2)), "the output[1] is a tensor"),
         ((torch.ones(2), 3), (torch.ones(2), 4), "the output[1] is the int 4"),
         (True, 1, "int"),

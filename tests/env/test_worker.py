@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from env import hostmemory
 from env import worker as module
+from env.files import remove_tree
 from env.wire import WireError, WireTimeout
 from env.worker import ForkServer, WorkerDied, WorkerTimeout
 
@@ -45,7 +48,7 @@ def test_answers_come_in_the_order_of_the_questions(worker):
     worker.post("warm", precision="ieee", gpu="")
     worker.post("load", **request(worker, "M = 5\n"))
     assert worker.collect(20)["isolation"]
-    assert "No class M is defined" in worker.collect(20)["message"]
+    assert "M is a int" in worker.collect(20)["message"]
     assert worker.pending == 0
 
 
@@ -214,3 +217,19 @@ def test_lost_fork_server_is_an_error_and_not_a_hang():
     server.close()
     assert time.monotonic() - started < 10
     assert not server.home.exists() and not worker.alive()
+
+
+def test_a_folder_nested_deeper_than_python_recurses_is_removed(tmp_path):
+    """A candidate can leave one behind: nobody may stumble over it, now or when a later judge sweeps."""
+    top = tmp_path / "scratch"
+    top.mkdir()
+    script = (
+        "import os\nfor _ in range(1500):\n    os.mkdir('d' * 100)\n    os.chdir('d' * 100)\nopen('file', 'w').close()"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=top, check=True)
+    (top / "link").symlink_to(tmp_path / "kept")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    remove_tree(top)
+    assert not top.exists() and (tmp_path / "kept" / "file").exists()
+    remove_tree(top)  # not there any more: that is what was wanted
