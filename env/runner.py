@@ -71,6 +71,14 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT // 2] + "\n...\n" + text[-MAX_TEXT // 2 :]
 
 
+def _words(error: BaseException) -> str:
+    """What an exception says; its own __str__ may fail, or not give text."""
+    try:
+        return str(error)
+    except BaseException:
+        return "(an exception that can't be shown)"
+
+
 def _blame(error: BaseException, loading: bool, path: str) -> dict[str, Any]:
     """An exception as facts: the kind of failure, the message, the traceback's lines in the candidate's own file."""
     chain, seen = [], error
@@ -81,12 +89,12 @@ def _blame(error: BaseException, loading: bool, path: str) -> dict[str, Any]:
     if isinstance(error, tensors.LayoutError):
         return {"ok": False, "kind": "incorrect", "message": f"forward() returns {error}", "lines": []}
     for link in chain:
-        if isinstance(link, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(link)[:300]:
+        if isinstance(link, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in _words(link)[:300]:
             kind = "oom"
         elif type(link).__module__.startswith("triton.compiler"):
             kind = "compile_error"
     # Addresses and scratch folders differ between equal runs and tell the author nothing.
-    message = re.sub(r"0x[0-9a-f]{6,}", "0x...", f"{type(error).__name__}: {error}")
+    message = re.sub(r"0x[0-9a-f]{6,}", "0x...", f"{type(error).__name__}: {_words(error)}")
     message = _cut(message.replace(path.rsplit("/", 1)[0] + "/", ""))
     own = []
     for link in reversed(chain):
@@ -439,7 +447,7 @@ def serve(wire: Wire, device: str, isolation: dict[str, str]) -> None:
             reply = method(request, fds) if name in ("attach", "load") else method(request)
             if name == "warm":
                 reply["isolation"] = isolation
-        except (KeyboardInterrupt, SystemExit, Exception) as error:
+        except BaseException as error:  # foreign code may raise any class of its own
             reply = blame(error, name == "load", runner.path)
         try:
             send(reply)

@@ -65,7 +65,7 @@ class _Planner:
             if not all(type(key) is str for key in keys):
                 raise LayoutError("a dict whose keys are not all strings")
             return {"kind": "dict", "keys": keys, "items": [self.node(item, depth + 1) for item in _items(value)]}
-        if value is None or isinstance(value, (bool, int, float, str)):
+        if value is None or type(value) in (bool, int, float, str):
             return {
                 "kind": "value",
                 "value": repr(value) if isinstance(value, float) else value,

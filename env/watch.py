@@ -80,8 +80,8 @@ def _namespaces() -> list[tuple[str, Any]]:
     return found
 
 
-# What the interpreter itself puts in place while a kernel runs.
-_RESTLESS = {"triton.runtime.interpreter._interpreter"}
+# What the interpreter itself puts in place while a kernel runs, and what torch.set_default_dtype changes.
+_RESTLESS = {"triton.runtime.interpreter._interpreter", "torch.Storage"}
 
 
 def _functions(space: Any) -> dict[str, Any]:

@@ -91,6 +91,7 @@ HONEST = {
         "import torch; torch.backends.cuda.matmul.allow_tf32 = True; torch.backends.cudnn.benchmark = True"
     ),
     "default device": "import torch; torch.set_default_device('cpu'); torch.set_default_dtype(torch.float32)",
+    "double by default": "import torch; torch.set_default_dtype(torch.float64)",
     "threads of torch": "import torch; torch.set_num_threads(1)",
     "own operator": (
         "import torch\n@torch.library.custom_op('mine::twice', mutates_args=())\n"
