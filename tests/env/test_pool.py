@@ -245,7 +245,8 @@ def test_one_that_stands_by_takes_over_at_once(answers, home):
         started = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         verdict = pool.submit(problem(answers), answers.correct + "# second\n", raw=False).result(60)
-        assert verdict.status == "correct" and time.monotonic() - started < 3.0
+        allowed_s = 3.0 * float(os.environ.get("TEST_BUDGET_SCALE", "1"))
+        assert verdict.status == "correct" and time.monotonic() - started < allowed_s
         assert wait_until(lambda: len(set(judging(os.getpid(), "env.evaluator")) - before) == 2, 30)
 
 
