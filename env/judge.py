@@ -316,7 +316,8 @@ class Judge:
         """Without its own kernels the candidate's output must change. Last, since what runs without them may crash."""
         trial = reference.trial(TrialKind("effect"))
         names = list(dict.fromkeys(row["name"] for row in verdict.evidence["launches"]["train"] if row["own"]))
-        idle = [name for name in names if name in self._copying(reference, session)]
+        copying = self._copying(reference, session)
+        idle = [name for name in names if name in copying]
         if len(idle) == len(names):
             raise Rejected(
                 "hack",

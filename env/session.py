@@ -101,9 +101,7 @@ class Session:
         del self.tampered[16:]
 
     def init_inputs(self) -> dict[str, Any]:
-        layout = self.ask("init_inputs", self.run_timeout_s)["layout"]
-        tensors.check_layout(layout, 0)
-        return layout
+        return checked_layout(self.ask("init_inputs", self.run_timeout_s), 0)
 
     def build(self, name: str, layout: dict[str, Any], seed: int, compiled: bool = False) -> None:
         """Construct the model; a second time: another instance in the first one's place."""
