@@ -1,0 +1,37 @@
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import numpy as np
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def finish(s_ptr, o_ptr, n, scale, B: tl.constexpr):
+    offs = tl.arange(0, B)
+    m = offs < n
+    tl.store(o_ptr + offs, tl.load(s_ptr + offs, mask=m) * scale, mask=m)
+
+
+def finish_t(s, scale=1.0 / 2048):
+    o = torch.empty(s.shape[0])
+    finish[(1,)](s, o, s.shape[0], scale, B=64)
+    return o
+
+
+@triton.jit
+def dbl(x_ptr, o_ptr, n, B: tl.constexpr):
+    offs = tl.program_id(0) * B + tl.arange(0, B)
+    m = offs < n
+    tl.store(o_ptr + offs, tl.load(x_ptr + offs, mask=m) * 2.0, mask=m)
+
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pad = nn.Parameter(torch.zeros(513))
+
+    def forward(self, x):
+        o = torch.empty_like(x)
+        dbl[(triton.cdiv(x.numel(), 4096),)](x, o, x.numel(), B=4096)
+        return o
