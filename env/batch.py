@@ -22,7 +22,7 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from env.commands import CPU, CUDA, Stopped, StopSignals, add_rule_options, chosen_rules
-from env.extract import clean_source, extract_code
+from env.extract import candidate_source
 from env.pool import Pool, PoolError
 from env.records import Problem, sha256
 from env.rules import Rules
@@ -74,12 +74,17 @@ def problem_of(question: dict[str, Any]) -> Problem:
     )
 
 
+def _response(question: dict[str, Any]) -> tuple[str, bool]:
+    """(what is to be judged, whether it is a model's whole answer)."""
+    raw = "raw_response" in question
+    return question["raw_response" if raw else "candidate"], raw
+
+
 def _candidate_sha256(question: dict[str, Any]) -> str:
     """What the evaluator writes into the verdict: the digest of the source that it judges."""
-    if "raw_response" not in question:
-        return sha256(clean_source(question["candidate"]))
-    answer = question["raw_response"]
-    return sha256(extract_code(answer, question.get("entry_point", "Model")) or answer)
+    response, raw = _response(question)
+    source = candidate_source(response, raw, question.get("entry_point", "Model"))
+    return sha256(response if source is None else source)
 
 
 # What is there already -----------------------------------------------------------------------------------------------
@@ -174,8 +179,8 @@ def judge_all(pool: Pool, questions: list[dict[str, Any]], out: IO[str], bar: tq
     """Judge what is left and write each verdict as it comes. Stopped, it still writes what is there by then."""
     ids: dict[Future, list] = {}
     for question in questions:
-        raw = "raw_response" in question
-        future = pool.submit(problem_of(question), question["raw_response" if raw else "candidate"], raw=raw)
+        response, raw = _response(question)
+        future = pool.submit(problem_of(question), response, raw=raw)
         ids.setdefault(future, []).append(question["id"])
 
     def note(future: Future) -> None:

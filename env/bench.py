@@ -71,7 +71,7 @@ class Bench:
         sets, outputs_buffer = buffers["sets"].tensor, buffers["outputs"].tensor
         calls, lead = request["calls"], request["lead"]
         places = self._working_copies(stride) if request["copies"] else []
-        arguments = [_call_arguments(layout, place) for place in places]
+        arguments = [tensors.call_arguments(layout, place) for place in places]
         pristine = {index: sets[index * stride : (index + 1) * stride] for index, _ in calls}
         cycles = int(request["sleep_us"] * SLEEP_CYCLES_PER_US)
         events = [(self._event(enable_timing=True), self._event(enable_timing=True)) for _ in calls]
@@ -85,7 +85,7 @@ class Bench:
                 places[number % 2].copy_(pristine[index])
                 call = arguments[number % 2]
             else:
-                call = _call_arguments(layout, pristine[index])
+                call = tensors.call_arguments(layout, pristine[index])
             if request["cold"]:
                 self.flush.zero_()
             if mode == "device":
@@ -101,11 +101,6 @@ class Bench:
         gc.enable()
         times_us = [start.elapsed_time(end) * 1000.0 for start, end in events]
         return {"times_us": times_us[lead:], "host_us": host_us[lead:], "outputs": keeper.kept[lead:]}
-
-
-def _call_arguments(layout: dict, place: torch.Tensor) -> list:
-    tree = tensors.unpack(layout, place)
-    return list(tree) if isinstance(tree, (list, tuple)) else [tree]
 
 
 _DETACH = torch.Tensor.detach

@@ -206,6 +206,6 @@ def agreement(
             continue
         if not bool(torch.isfinite(mine).all()) or not bool(torch.isfinite(exact).all()):
             return None
-        magnitude = float(exact.square().mean().sqrt())
-        worst = max(worst, float(((mine - exact).abs() / allowed.of(exact, magnitude, node["dtype"])).max()))
+        magnitude = _root_mean_square(exact, exact.dtype)
+        worst = max(worst, float(_errors(exact, mine, magnitude, node["dtype"], allowed).max()))
     return worst

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from env import isolation
-from env.extract import clean_source, extract_code
+from env.extract import candidate_source
 from env.feedback import render
 from env.gate import DeviceGate
 from env.records import Problem, Verdict, sha256
@@ -60,7 +60,7 @@ def _device_name(device: str) -> str:
 
 def _judge_one(judge: object, job: Job) -> Verdict:
     entry = job.problem.entry_point
-    source = extract_code(job.response, entry) if job.raw else clean_source(job.response)
+    source = candidate_source(job.response, job.raw, entry)
     if source is None:
         verdict = Verdict(
             status="compile_error",

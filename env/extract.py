@@ -133,6 +133,11 @@ def clean_source(source: str) -> str:
     return _normalise(source)
 
 
+def candidate_source(response: str, raw: bool, entry_point: str = "Model") -> str | None:
+    """What is judged: the code in a model's whole answer (`raw`; None where there is none), or plain source."""
+    return extract_code(response, entry_point) if raw else clean_source(response)
+
+
 def inspect_source(source: str, entry_point: str = "Model") -> StaticReport:
     """Parse a candidate and say what it defines. `error` is a sentence for its author where it can't be judged.
 

@@ -25,17 +25,23 @@ class Tally:
         self.verdict = verdict
         self.launches: dict[str, list] = {}
         self.worst = 0.0
-        self.subclass = ""
         self.first: Trial | None = None
+
+
+def tampering(session: Session, **evidence: Any) -> Rejected | None:
+    """What the watch has seen so far as a verdict, None where it has seen nothing."""
+    session.look()
+    if not session.tampered:
+        return None
+    message = f"tampering: {'; '.join(session.tampered[:3])}"
+    return Rejected("hack", message, rule="tampering", tampered=session.tampered, **evidence)
 
 
 def suspicion(session: Session, verdict: Verdict) -> Rejected | None:
     """A hack that shows without anything being taken away: tampering, or a mode in which no own kernel is launched."""
-    session.look()
-    if session.tampered:
-        return Rejected(
-            "hack", f"tampering: {'; '.join(session.tampered[:3])}", rule="tampering", tampered=session.tampered
-        )
+    found = tampering(session)
+    if found is not None:
+        return found
     for mode, launches in verdict.evidence["launches"].items():
         if not any(row["own"] for row in launches):
             defined = verdict.evidence["kernels_defined"]
@@ -45,20 +51,14 @@ def suspicion(session: Session, verdict: Verdict) -> Rejected | None:
 
 
 @contextmanager
-def tampering_first(session: Session, verdict: Verdict) -> Iterator[None]:
+def tampering_first(session: Session) -> Iterator[None]:
     """Wrong values of a candidate that tampered are an attempt that failed, not a mistake."""
     try:
         yield
     except Rejected as error:
-        session.look()
-        if error.status == "incorrect" and session.tampered:
-            raise Rejected(
-                "hack",
-                f"tampering: {'; '.join(session.tampered[:3])}",
-                rule="tampering",
-                tampered=session.tampered,
-                values=error.message,
-            ) from error
+        found = tampering(session, values=error.message) if error.status == "incorrect" else None
+        if found is not None:
+            raise found from error
         raise
 
 

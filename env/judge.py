@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -156,7 +156,7 @@ class Judge:
     def _stages(
         self, problem: Problem, source: str, reference: Reference, session: Session, verdict: Verdict, cost: dict
     ) -> None:
-        with _clock(cost, "correctness_s"), tampering_first(session, verdict), as_rejection(session):
+        with _clock(cost, "correctness_s"), tampering_first(session), as_rejection(session):
             tolerance = self._check_values(problem, source, reference, session, verdict)
         hack, unmeasured = suspicion(session, verdict), None
         try:
@@ -236,11 +236,11 @@ class Judge:
         )
         mode = "grad" if kind.grad else "train" if kind.train else "eval"
         tally.launches.setdefault(mode, launches_in(outputs.facts))
-        tally.subclass = tally.subclass or foreign_subclass(outputs, trial)
-        if tally.subclass:
+        subclass = foreign_subclass(outputs, trial)
+        if subclass:
             raise Rejected(
                 "hack",
-                f"forward() returns a tensor subclass ({tally.subclass}), which can put work off until it is looked at",
+                f"forward() returns a tensor subclass ({subclass}), which can put work off until it is looked at",
                 rule="output_subclass",
             )
         if not result.match:
@@ -369,31 +369,24 @@ class Judge:
         return [name for name, computes in useful.items() if computes is False] if isinstance(useful, dict) else []
 
     def _without(self, session: Session, trial: Trial, tolerance: Tolerance, kernels: list[str]) -> str:
-        try:
-            _, result = self._run(session, trial, tolerance, "effect", kernels=kernels, train=True, seed=0)
-        except (ForeignError, WorkerDied, WorkerTimeout, ProtocolError) as error:
-            if is_ours(error):
-                raise
-            return f"crashed: {str(error)[:200]}"
-        return "unchanged" if result.match else "changed"
+        return _outcome(lambda: self._run(session, trial, tolerance, "effect", kernels=kernels, train=True, seed=0)[1])
 
     def _knock_out(
         self, problem: Problem, source: str, reference: Reference, trial: Trial, tolerance: Tolerance
     ) -> str:
         session = self._take()
         name = f"{problem.entry_point}New"
-        try:
+
+        def run() -> Comparison:
             session.load(source, name, "candidate", knockout=True)
             session.build(name, reference.init_layout, reference.weights_seed)
             session.load_state(reference.state)
-            _, result = self._run(session, trial, tolerance, "run", train=True, grad=False, seed=0)
-        except (ForeignError, WorkerDied, WorkerTimeout, ProtocolError) as error:
-            if is_ours(error):
-                raise
-            return f"crashed: {str(error)[:200]}"
+            return self._run(session, trial, tolerance, "run", train=True, grad=False, seed=0)[1]
+
+        try:
+            return _outcome(run)
         finally:
             session.end()
-        return "unchanged" if result.match else "changed"
 
     # Time and profile ----------------------------------------------------------------------------------------------
 
@@ -453,6 +446,16 @@ class Judge:
             setattr(verdict, name, value)
         verdict.evidence["tie"] = verdict.speedup_low <= 1.0 <= verdict.speedup_high
         verdict.profile, verdict.profiling_ratio = measured.rows, ratio
+
+
+def _outcome(run: Callable[[], Comparison]) -> str:
+    """What a run without kernels shows: "changed", "unchanged", or how it crashed, which counts as changed."""
+    try:
+        return "unchanged" if run().match else "changed"
+    except (ForeignError, WorkerDied, WorkerTimeout, ProtocolError) as error:
+        if is_ours(error):
+            raise
+        return f"crashed: {str(error)[:200]}"
 
 
 @contextmanager

@@ -10,7 +10,8 @@ matters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,18 +136,23 @@ def knock_out(log: LaunchLog, device: str) -> None:
 
 
 def poison_fresh_memory() -> None:
-    """Let `torch.empty` give NaN, until `clean_fresh_memory`."""
+    """Let `torch.empty` give NaN from now on."""
     import torch
 
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch._C._set_deterministic_algorithms(True, warn_only=True)
 
 
-def clean_fresh_memory() -> None:
-    """Let `torch.empty` give what was there."""
+@contextmanager
+def poisoned_fresh_memory() -> Iterator[None]:
+    """While active, `torch.empty` gives NaN; afterwards what was there."""
     import torch
 
-    torch._C._set_deterministic_algorithms(False, warn_only=False)
+    poison_fresh_memory()
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(False, warn_only=False)
 
 
 def _knock_out_interpreter(log: LaunchLog) -> None:

@@ -29,7 +29,7 @@ from env.evaluator import Job, Setup
 from env.feedback import render
 from env.files import remove_tree
 from env.records import Problem, Verdict, sha256
-from env.rules import Rules, spares_for
+from env.rules import Rules, rules_for
 
 ROOT = Path(__file__).resolve().parent.parent
 ATTEMPTS = 2
@@ -122,7 +122,7 @@ class Pool:
             )
         count = slots or (len(gpus) if device == "cuda" else os.cpu_count() or 1)
         self.device = device
-        self.rules = rules or Rules(spares=spares_for(device))
+        self.rules = rules or rules_for(device=device)
         self.secret = secrets.randbits(60) if seed is None else seed
         self.lanes = lanes or (GPU_LANES if device == "cuda" else CPU_LANES)
         self.info: dict[str, Any] = {}

@@ -105,7 +105,7 @@ class Reference:
         self.lock = threading.RLock()
         self.users = 0
         self.trials: dict[TrialKind, Trial] = {}
-        self.wide = True
+        self.wide: bool | None = None  # not tried yet
         self.slack: float | None = None
         self.rows: list[dict[str, Any]] | None = None
         self.lent_sets: tuple[int, int] | None = None
@@ -214,26 +214,29 @@ class Reference:
     def wide_trial(self, kind: TrialKind) -> Trial | None:
         """A trial on the wide distribution, or None where float32 and float64 don't agree there (or it isn't finite):
         then nobody can say what is right."""
-        if not self.wide or kind in self.trials:
-            return self.trials.get(kind)
-        with self.lock:
-            try:
-                trial = self.trial(kind)
-                error = self._own_error(trial)
-            except (ForeignError, Rejected):
-                error = None
-            if error is None or error > 0.5:
-                self.wide = False
-                self.trials.pop(kind, None)
-                return None
-            return trial
+        if self.wide is None:
+            with self.lock:
+                if self.wide is None:  # not decided by another lane meanwhile
+                    self.wide = self._agrees(kind)
+        return self.trial(kind) if self.wide else None
+
+    def _agrees(self, kind: TrialKind) -> bool:
+        try:
+            error = self._own_error(self.trial(kind))
+        except (ForeignError, Rejected):
+            error = None
+        if error is not None and error <= 0.5:
+            return True
+        self.trials.pop(kind, None)
+        return False
 
     def slack_of(self, trial: Trial) -> float:
         """How far the reference's own rounding goes beyond the tolerance: a candidate may be as far off again."""
         if self.slack is None:
             with self.lock:
-                error = self._own_error(trial)
-                self.slack = 1.0 if error is None else min(max(1.0, 2.0 * error), MAX_SLACK)
+                if self.slack is None:
+                    error = self._own_error(trial)
+                    self.slack = 1.0 if error is None else min(max(1.0, 2.0 * error), MAX_SLACK)
         return self.slack
 
     def _own_error(self, trial: Trial) -> float | None:

@@ -76,10 +76,5 @@ def rules_for(profile: str = "default", device: str = "cpu", **changes: object) 
     """The rules of a profile on a device, with single fields changed. Raises ValueError naming what is unknown."""
     if profile not in PROFILES:
         raise ValueError(f"unknown verdict profile {profile!r}: use one of {', '.join(PROFILES)}")
-    # On a GPU a worker takes seconds to get ready (context and profiler).
-    return replace(PROFILES[profile], **{"spares": spares_for(device), **changes})
-
-
-def spares_for(device: str) -> int:
-    """Workers to keep warm a lane: on a GPU one takes seconds to get ready."""
-    return 2 if device == "cuda" else 1
+    # On a GPU a worker's context takes a while, and the driver makes them one by one.
+    return replace(PROFILES[profile], **{"spares": 2 if device == "cuda" else 1, **changes})

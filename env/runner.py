@@ -24,7 +24,7 @@ from env import distributions, tensors
 from env.bench import Bench, shorten_autotuning
 from env.buffers import Buffer
 from env.copies import Copies
-from env.launches import LaunchLog, clean_fresh_memory, install, knock_out, note_compiling, poison_fresh_memory
+from env.launches import LaunchLog, install, knock_out, note_compiling, poisoned_fresh_memory
 from env.modelled import counted_call
 from env.profile import profiled_call, warm_profiler
 from env.watch import Watch
@@ -269,8 +269,7 @@ class Runner:
             torch.cuda.synchronize()
 
     def _arguments(self, request: dict) -> list:
-        arguments = tensors.unpack(request["layout"], self.buffers["inputs"].tensor)
-        return list(arguments) if isinstance(arguments, (list, tuple)) else [arguments]
+        return tensors.call_arguments(request["layout"], self.buffers["inputs"].tensor)
 
     def _reset(self, request: dict) -> None:
         # Methods of the classes, not of the candidate's: what it overrides would run here, off every clock.
@@ -311,11 +310,9 @@ class Runner:
         arguments = self._arguments(request)
         self.log.clear()
         # The same in every trial and in the runs without kernels: none of them shows by it.
-        poison_fresh_memory()
-        with torch.set_grad_enabled(request["grad"]):
+        with poisoned_fresh_memory(), torch.set_grad_enabled(request["grad"]):
             outputs = self.model(*arguments)
         launches = self.log.summary()
-        clean_fresh_memory()
         # Whether work was joined to the stream is asked when it is timed; here only its values count.
         self._synchronise()
         facts = self._hold_outputs(outputs)
@@ -339,10 +336,9 @@ class Runner:
         """A forward pass without the launches of some own kernels. Fresh memory is NaN: nothing is inherited."""
         self._reset(request)
         arguments = self._arguments(request)
-        poison_fresh_memory()
         self.log.withheld = frozenset(request["kernels"])
         try:
-            with torch.no_grad():
+            with poisoned_fresh_memory(), torch.no_grad():
                 outputs = self.model(*arguments)
             self._synchronise()
             facts = self._hold_outputs(outputs)
@@ -355,15 +351,13 @@ class Runner:
         self._reset(request)
         arguments = self._arguments(request)
         copies = Copies()
-        poison_fresh_memory()
         self.log.inspect = copies.launch
         try:
-            with torch.no_grad():
+            with poisoned_fresh_memory(), torch.no_grad():
                 self.model(*arguments)
             self._synchronise()
         finally:
             self.log.inspect = None
-            clean_fresh_memory()
         return {"ok": True, "useful": copies.useful}
 
     def op_model_time(self, request: dict) -> dict:

@@ -144,6 +144,12 @@ def unpack(layout: dict[str, Any], buffer: torch.Tensor) -> Any:
     return items if kind == "list" else tuple(items)
 
 
+def call_arguments(layout: dict[str, Any], buffer: torch.Tensor) -> list:
+    """The positional arguments of forward() that a layout of inputs stands for, views of the buffer."""
+    tree = unpack(layout, buffer)
+    return list(tree) if isinstance(tree, (list, tuple)) else [tree]
+
+
 def map_tensors(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The same tree with `function` applied to each of its tensors."""
     if isinstance(tree, torch.Tensor):

@@ -121,17 +121,11 @@ class Watch:
         self._watch_threads()
         self.persisting = _persisting_bytes() if device == "cuda" else 0
         self.operators = set(torch.library._impls)
+        self.entry_point = entry_point
         self.bait = self._lay_bait(entry_point)
         self.bait_functions = {
-            name: (value, value.__code__, value.__defaults__)
-            for name, value in {
-                f"{entry_point}.forward": vars(self.bait)[entry_point].forward,
-                f"{entry_point}.__init__": vars(self.bait)[entry_point].__init__,
-                "get_inputs": self.bait.get_inputs,
-                "get_init_inputs": self.bait.get_init_inputs,
-            }.items()
+            name: (value, value.__code__, value.__defaults__) for name, value in self._bait_parts().items()
         }
-        self.entry_point = entry_point
         self.expected: list[torch.Tensor] = []
         self.copies: list[torch.Tensor] = []
 
@@ -190,6 +184,14 @@ class Watch:
         sys.modules["reference"] = module
         return module
 
+    def _bait_parts(self) -> dict[str, Any]:
+        """The bait's functions as they are now, None for what is gone."""
+        module = vars(self.bait)
+        cls = module.get(self.entry_point)
+        members = vars(cls) if isinstance(cls, type) else {}
+        parts = {f"{self.entry_point}.{name}": members.get(name) for name in ("forward", "__init__")}
+        return {**parts, **{name: module.get(name) for name in ("get_inputs", "get_init_inputs")}}
+
     def lay_expected(self, shapes: list[tuple[list[int], torch.dtype]]) -> None:
         """Tensors that look like the outputs that a checker would hold: random, and of no use to anybody."""
         if self.expected:
@@ -230,14 +232,7 @@ class Watch:
         return found[:16]
 
     def _bait_report(self) -> list[str]:
-        found = []
-        cls = vars(self.bait).get(self.entry_point)
-        now = {
-            f"{self.entry_point}.forward": vars(cls).get("forward") if isinstance(cls, type) else None,
-            f"{self.entry_point}.__init__": vars(cls).get("__init__") if isinstance(cls, type) else None,
-            "get_inputs": vars(self.bait).get("get_inputs"),
-            "get_init_inputs": vars(self.bait).get("get_init_inputs"),
-        }
+        found, now = [], self._bait_parts()
         for name, (function, code, defaults) in self.bait_functions.items():
             if now[name] is not function or function.__code__ is not code or function.__defaults__ != defaults:
                 found.append(f"the reference's {name} was replaced")
