@@ -102,6 +102,7 @@ class Sft:
 
     epochs: int = ranged(4, low=1)
     lr: float = ranged(1e-6, above=0)
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
     batch_tokens: int = ranged(64 * 18432, low=1)
     warmup_share: float = ranged(0.05, low=0, high=0.99)
 
@@ -151,18 +152,25 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Loss:
-    """PPO clip: the ratio stays in [1 - clip_low, 1 + clip_high]. `scale` divides the loss (see rl/loss.py)."""
+    """PPO clip: the ratio stays in [1 - clip_low, 1 + clip_high]. `dual_clip` (0: off) bounds the loss of tokens with a
+    negative advantage at that many times its size. `rows`: what the loss is a mean over, rows before or after
+    rejection. `scale` divides the loss (see rl/loss.py)."""
 
     clip_low: float = ranged(0.2, above=0, high=1)
     clip_high: float = ranged(0.28, above=0)
+    dual_clip: float = ranged(0.0, low=0)
+    rows: Literal["valid", "kept"] = "valid"
     scale: float = ranged(1000.0, above=0)
 
 
 @dataclass(frozen=True)
 class Optim:
-    """AdamW for RL (SFT takes all but `lr` and `warmup_steps` from here)."""
+    """AdamW for RL (SFT takes all but the learning rate and its schedule from here). After `warmup_steps` the rate is
+    constant, or falls to `final_lr_share` of `lr` at the last step."""
 
     lr: float = ranged(1e-6, above=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    final_lr_share: float = ranged(0.0, low=0, high=1)
     weight_decay: float = ranged(0.01, low=0)
     beta1: float = ranged(0.9, low=0, high=0.9999)
     beta2: float = ranged(0.999, low=0, high=0.999999)
@@ -172,9 +180,11 @@ class Optim:
 
 @dataclass(frozen=True)
 class Train:
-    """The RL loop. `micro_batch_tokens` bounds the padded tokens of one forward pass (memory, never the result).
+    """The RL loop. `micro_batch_tokens` bounds the tokens of one forward pass on one rank (memory, never the result).
 
-    `autocast`: compute in bf16 over fp32 weights; for CUDA only.
+    `autocast`: compute in bf16 over fp32 weights; for CUDA only. `recompute`: keep only the layers' inputs and compute
+    the rest again in the backward pass (activation checkpointing: less memory, a third more work). `compile`: compile
+    the decoder layers; worth its minute for models of real size, for CUDA only.
     """
 
     steps: int = ranged(300, low=1)
@@ -182,6 +192,8 @@ class Train:
     keep_checkpoints: int = ranged(2, low=1)
     micro_batch_tokens: int = ranged(32768, low=1)
     autocast: bool = False
+    recompute: bool = False
+    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -363,6 +375,12 @@ def _check(config: Config, where: Where) -> None:
     )
     require(
         config.device == "cuda" or not train.autocast, ["train.autocast", "device"], "bf16 autocast needs device = cuda"
+    )
+    require(config.device == "cuda" or not train.compile, ["train.compile", "device"], "compiling needs device = cuda")
+    require(
+        config.loss.dual_clip == 0 or config.loss.dual_clip > 1,
+        ["loss.dual_clip"],
+        f"{config.loss.dual_clip:g} would cut the loss of tokens that haven't moved; use 0 (off) or more than 1, e.g. 3",
     )
     require(
         model.heads % model.kv_heads == 0,
