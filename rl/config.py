@@ -380,7 +380,7 @@ def _check(config: Config, where: Where) -> None:
     require(
         config.loss.dual_clip == 0 or config.loss.dual_clip > 1,
         ["loss.dual_clip"],
-        f"{config.loss.dual_clip:g} would cut the loss of tokens that haven't moved; use 0 (off) or more than 1, e.g. 3",
+        f"{config.loss.dual_clip:g} would cut tokens that haven't moved; use 0 (off) or more than 1, e.g. 3",
     )
     require(
         model.heads % model.kv_heads == 0,
