@@ -27,7 +27,7 @@ from env import doctor_probes as probes
 from env import hostmemory, isolation
 from env.landlock import ROOT
 from env.wire import WireError, WireTimeout
-from env.worker import ForkServer, Worker, WorkerDied, WorkerTimeout
+from env.worker import ForkServer, Worker, WorkerDied, WorkerTimeout, is_running
 
 HOG_LIMIT = 768 << 20
 _LEFT_BEHIND = "kernel-judge-dr"
@@ -108,18 +108,11 @@ def _leave_behind(server: ForkServer) -> Finding:
         return _finding("tried", "leave a process behind", False, f"couldn't be tried: {error}")
     finally:
         worker.end()
-    left = [pid for pid in pids if _is_running(pid)]
+    left = [pid for pid in pids if is_running(pid)]
     if not started or len(pids) < 2:
         return _finding("tried", "leave a process behind", False, "couldn't be tried: no process was started")
     ended = f"refused: {len(pids)} processes ended with the worker"
     return _finding("tried", "leave a process behind", not left, f"done: {len(left)} left" if left else ended)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def _exhaust(server: ForkServer) -> list[Finding]:

@@ -95,6 +95,7 @@ def run(connection: Connection) -> None:
         import torch
 
         from env.judge import Judge
+        from env.spares import Spares
 
         torch.set_num_threads(1)
         # Lanes are threads: one that times must not wait 5 ms for its turn after each answer.
@@ -112,9 +113,10 @@ def run(connection: Connection) -> None:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpu
             torch.zeros(1, device="cuda")
             gate.calibrate()
-        judges = [Judge(server, setup.rules, setup.secret, gate, gpu)]
+        spares = Spares(server, setup.rules, gate, gpu)
+        judges = [Judge(setup.rules, setup.secret, gate, spares)]
         references = judges[0].references
-        judges += [Judge(server, setup.rules, setup.secret, gate, gpu, references) for _ in range(setup.lanes - 1)]
+        judges += [Judge(setup.rules, setup.secret, gate, spares, references) for _ in range(setup.lanes - 1)]
         info = {"device": _device_name(device), "versions": _versions(), "scratch": str(server.home)}
         connection.send(("ready", info))
     except Exception as error:
@@ -128,6 +130,7 @@ def run(connection: Connection) -> None:
     closing.set()
     for judge in judges:
         judge.close()
+    spares.close()
     server.close()
 
 

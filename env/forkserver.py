@@ -27,6 +27,7 @@ from typing import NoReturn
 
 from env import hostmemory, isolation
 from env.files import remove_tree
+from env.libc import signal_all
 from env.own_uid import Slots
 from env.wire import Wire, WireError, WireTimeout
 
@@ -107,9 +108,7 @@ def _end_descendants() -> None:
     """Without a PID namespace: end whatever was re-parented to this process, until nothing is left."""
     while True:
         below, _ = hostmemory.descendants(os.getpid())
-        for pid in below:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        signal_all(below)
         try:
             while os.waitpid(-1, 0 if below else os.WNOHANG)[0]:
                 below = []
@@ -266,9 +265,7 @@ class Server:
 
     def _kill(self, supervisor: int, forked: _Forked) -> None:
         """End a worker and, where no PID namespace takes them along, all that it has started."""
-        for pid in [forked.worker, *hostmemory.descendants(supervisor)[0]]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        signal_all([forked.worker, *hostmemory.descendants(supervisor)[0]])
 
     def _reap(self) -> None:
         while True:
@@ -296,10 +293,7 @@ class Server:
 
     def _end_orphans(self) -> None:
         """What a killed supervisor left behind has this process as its parent now."""
-        for pid in hostmemory.children(os.getpid())[0]:
-            if pid not in self.forked:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        signal_all(pid for pid in hostmemory.children(os.getpid())[0] if pid not in self.forked)
 
     def _tell_end(self, supervisor: int, forked: _Forked, asked: list[int]) -> None:
         self.forked.pop(supervisor, None)

@@ -19,8 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from env import landlock, own_uid, seccomp
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
+from env.libc import LIBC, last_error
 
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = (
     0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
@@ -49,8 +48,7 @@ def read_layers_off() -> None:
 
 def _check(result: int) -> None:
     if result != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        raise last_error()
 
 
 def _set_up(report: dict[str, str], name: str, layer: Callable[[], object]) -> bool:
@@ -69,12 +67,12 @@ def _set_up(report: dict[str, str], name: str, layer: Callable[[], object]) -> b
 
 def set_parent_death_signal(number: int = signal.SIGKILL) -> None:
     """Die with the parent: no worker outlives a killed judge."""
-    _check(_LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0))
+    _check(LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0))
 
 
 def become_subreaper() -> None:
     """Adopt orphaned descendants, so that a double fork can't escape from whoever cleans up."""
-    _check(_LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+    _check(LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def unshare_namespaces() -> dict[str, str]:
@@ -88,16 +86,16 @@ def unshare_namespaces() -> dict[str, str]:
         ("ipc namespace", _CLONE_NEWIPC),
         ("pid namespace", _CLONE_NEWPID),
     ):
-        _set_up(report, name, lambda flag=flag: _check(_LIBC.unshare(flag)))
+        _set_up(report, name, lambda flag=flag: _check(LIBC.unshare(flag)))
     if report["mount namespace"] == "on":
         # Otherwise our mounts below would propagate back to the host.
-        _LIBC.mount(None, b"/", None, ctypes.c_ulong(_MS_PRIVATE_REC), None)
+        LIBC.mount(None, b"/", None, ctypes.c_ulong(_MS_PRIVATE_REC), None)
     return report
 
 
 def _unshare_user() -> None:
     uid, gid = os.getuid(), os.getgid()
-    _check(_LIBC.unshare(_CLONE_NEWUSER))
+    _check(LIBC.unshare(_CLONE_NEWUSER))
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
@@ -105,19 +103,19 @@ def _unshare_user() -> None:
 
 def _mount_own_proc() -> None:
     """Show foreign code only its own processes. Needs the new PID and mount namespaces."""
-    _check(_LIBC.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(_MS_NOSUID_NOEXEC_NODEV), None))
+    _check(LIBC.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(_MS_NOSUID_NOEXEC_NODEV), None))
 
 
 def _mount_own_shm() -> None:
-    _check(_LIBC.mount(b"tmpfs", b"/dev/shm", b"tmpfs", ctypes.c_ulong(_MS_NOSUID_NODEV), b"size=1g,mode=1777"))
+    _check(LIBC.mount(b"tmpfs", b"/dev/shm", b"tmpfs", ctypes.c_ulong(_MS_NOSUID_NODEV), b"size=1g,mode=1777"))
 
 
 def _make_read_only(scratch: str, others: list[str]) -> None:
     def set_attributes(path: bytes, flags: int, turn_on: int, turn_off: int) -> None:
         attributes = struct.pack("<4Q", turn_on, turn_off, 0, 0)
-        _check(_LIBC.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, path, flags, attributes, len(attributes)))
+        _check(LIBC.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, path, flags, attributes, len(attributes)))
 
-    _check(_LIBC.mount(scratch.encode(), scratch.encode(), None, ctypes.c_ulong(_MS_BIND), None))
+    _check(LIBC.mount(scratch.encode(), scratch.encode(), None, ctypes.c_ulong(_MS_BIND), None))
     set_attributes(b"/", _AT_RECURSIVE, _MOUNT_ATTR_RDONLY, 0)
     # CUDA names its threads through /proc, Landlock guards the rest of it.
     for path in (scratch, *others):
@@ -127,7 +125,7 @@ def _make_read_only(scratch: str, others: list[str]) -> None:
 
 def _drop_capabilities() -> None:
     header = struct.pack("<Ii", 0x20080522, 0)  # version 3, this thread
-    _check(_LIBC.syscall(_SYS_CAPSET, header, bytes(24)))
+    _check(LIBC.syscall(_SYS_CAPSET, header, bytes(24)))
 
 
 def limit_resources(host_memory_bytes: int) -> None:
@@ -244,7 +242,7 @@ def apply(
     for name in ("own /proc", "own /dev/shm", "read-only mounts"):
         report.setdefault(name, "off: needs a mount and a PID namespace")
     _set_up(report, "limits", lambda: limit_resources(host_memory_bytes))
-    _set_up(report, "no new privileges", lambda: _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)))
+    _set_up(report, "no new privileges", lambda: _check(LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)))
     _become(report, scratch, uid)
     _set_up(report, "process limit", lambda: _limit_processes(report))
     _set_up(report, "no capabilities", _drop_capabilities)

@@ -9,7 +9,6 @@ it is; a hack is timed all the same, where it can be, so that what it would have
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,68 +39,37 @@ from env.records import Problem, Verdict, sha256
 from env.reference import Reference, ReferenceCache, Rejected, Trial, TrialKind, is_ours
 from env.rules import Rules
 from env.session import ForeignError, Outputs, ProtocolError, Session
+from env.spares import Spares
 from env.tensors import tensor_nodes
 from env.wire import WireError, WireTimeout
-from env.worker import ForkServer, Worker, WorkerDied, WorkerTimeout
+from env.worker import WorkerDied, WorkerTimeout
 
 WIDE = TrialKind("wide", grad=True, distribution="wide")
 MAX_KERNELS_APART = 8  # a forward pass each to learn which of them matter
 
 
 class Judge:
-    """Judges one candidate at a time; several judges (lanes) share a fork server, a device, its gate and the references
+    """Judges one candidate at a time; several judges (lanes) share a device, its gate, warm workers and the references
     that are in use.
     """
 
     def __init__(
-        self,
-        server: ForkServer,
-        rules: Rules,
-        secret: int,
-        gate: DeviceGate,
-        gpu: str = "",
-        references: ReferenceCache | None = None,
+        self, rules: Rules, secret: int, gate: DeviceGate, spares: Spares, references: ReferenceCache | None = None
     ):
-        self.server = server
-        self.device = server.device
+        self.server = spares.server
+        self.device = spares.server.device
         self.rules = rules
         self.secret = secret
         self.gate = gate
-        self.gpu = gpu
-        self.spares: deque[Worker] = deque()
+        self.spares = spares
         self.references = references or ReferenceCache(self.start_reference)
-        self._refill()
 
     def close(self) -> None:
         self.references.close()
-        for worker in self.spares:
-            worker.end()
-
-    # Workers -------------------------------------------------------------------------------------------------------
-
-    def _refill(self) -> None:
-        """Keep workers warming while others are judged: their start and context cost time, not ours."""
-        while len(self.spares) < self.rules.spares:
-            worker = self.server.fork()
-            self.gate.register(worker)
-            worker.post("warm", precision=self.rules.precision, gpu=self.gpu)
-            self.spares.append(worker)
-
-    def _take(self) -> Session:
-        if not self.spares:
-            self._refill()
-        worker = self.spares.popleft()
-        self._refill()
-        reply = worker.collect(self.rules.compile_timeout_s)
-        worker.isolation = reply.get("isolation", {})
-        if reply.get("ok") is not True:
-            worker.end()
-            raise WireError(f"a worker could not be made ready: {reply.get('message')}")
-        return Session(worker, self.device, self.gate, self.rules.run_timeout_s, self.rules.compile_timeout_s)
 
     def start_reference(self, problem: Problem) -> Reference:
         """A reference in a worker of its own."""
-        return Reference(self._take(), problem, self.rules, self.secret)
+        return Reference(self.spares.take(), problem, self.rules, self.secret)
 
     # A verdict -----------------------------------------------------------------------------------------------------
 
@@ -145,7 +113,7 @@ class Judge:
         with self.references.use(problem) as reference:
             cost["reference_s"] = time.monotonic() - began
             with _clock(cost, "worker_s"):
-                session = self._take()
+                session = self.spares.take()
             try:
                 missing = [name for name, state in session.worker.isolation.items() if state != "on"]
                 verdict.evidence["isolation_missing"] = missing
@@ -374,7 +342,7 @@ class Judge:
     def _knock_out(
         self, problem: Problem, source: str, reference: Reference, trial: Trial, tolerance: Tolerance
     ) -> str:
-        session = self._take()
+        session = self.spares.take()
         name = f"{problem.entry_point}New"
 
         def run() -> Comparison:
@@ -419,14 +387,14 @@ class Judge:
         self, reference: Reference, session: Session, verdict: Verdict, tolerance: Tolerance, cost: dict[str, float]
     ) -> None:
         sets = reference.timed_sets()
-        with reference.lock:
-            try:
-                measured = Stopwatch(reference, session, sets, self.rules, tolerance).measure()
-            except Rejected as error:
-                if error.status != "infra_error":
-                    raise
-                # The machine's bad moment as a rule: once more.
-                measured = Stopwatch(reference, session, sets, self.rules, tolerance).measure()
+        try:
+            measured = Stopwatch(reference, session, sets, self.rules, tolerance).measure()
+        except Rejected as error:
+            if error.status != "infra_error":
+                raise
+            # The machine's bad moment as a rule: once more.
+            measured = Stopwatch(reference, session, sets, self.rules, tolerance).measure()
+        session.facts(session.ask("report", self.rules.run_timeout_s))
         cost["exclusive_s"] = measured.exclusive_s
         if verdict.evidence["launches"] and all(map(own_launches, verdict.evidence["launches"].values())):
             for calls, facts in measured.launches:

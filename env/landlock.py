@@ -6,7 +6,6 @@ rules are an allow-list: what Python, torch, Triton, CUDA and a C compiler need 
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import pwd
@@ -16,7 +15,8 @@ import struct
 import sys
 from pathlib import Path
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
+from env.libc import LIBC, last_error
+
 _SYS_CREATE, _SYS_ADD, _SYS_RESTRICT = 444, 445, 446
 
 # Access bits of the kernel's ABI, by the version that brought them.
@@ -50,7 +50,7 @@ _SHARED_PROC = (
 
 def version() -> int:
     """Landlock's ABI version here, 0 where the kernel has none."""
-    return max(0, _LIBC.syscall(_SYS_CREATE, None, 0, 1))
+    return max(0, LIBC.syscall(_SYS_CREATE, None, 0, 1))
 
 
 def _forbidden(scratch: str) -> set[Path]:
@@ -111,9 +111,8 @@ def _add(ruleset: int, path: str, allowed: int) -> None:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             allowed &= _FILE_BITS
         rule = struct.pack("<Qi", allowed, fd)
-        if _LIBC.syscall(_SYS_ADD, ruleset, 1, rule, 0) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, f"{os.strerror(code)} ({path})")
+        if LIBC.syscall(_SYS_ADD, ruleset, 1, rule, 0) != 0:
+            raise last_error(path)
     finally:
         os.close(fd)
 
@@ -134,9 +133,9 @@ def restrict(writable: list[str], readable: list[str] | None, tcp: bool = True, 
         attributes += struct.pack("<Q", _NET_BIND_TCP | _NET_CONNECT_TCP if tcp else 0)
     if abi >= 6:
         attributes += struct.pack("<Q", _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if signals else 0)
-    ruleset = _LIBC.syscall(_SYS_CREATE, attributes, len(attributes), 0)
+    ruleset = LIBC.syscall(_SYS_CREATE, attributes, len(attributes), 0)
     if ruleset < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        raise last_error()
     try:
         for path in writable:
             _add(ruleset, path, handled)
@@ -144,8 +143,8 @@ def restrict(writable: list[str], readable: list[str] | None, tcp: bool = True, 
             _add(ruleset, path, _READS)
         if readable is not None:
             _add(ruleset, "/dev", _READ_DIR)  # libraries look there for GPUs by name
-        if _LIBC.syscall(_SYS_RESTRICT, ruleset, 0) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        if LIBC.syscall(_SYS_RESTRICT, ruleset, 0) != 0:
+            raise last_error()
     finally:
         os.close(ruleset)
     return abi

@@ -25,17 +25,26 @@ from env.session import ProtocolError, Session, checked_layout
 from env.tensors import tensor_nodes
 
 MODES = ("eager", "device")
+ABBA = ("reference", "candidate", "candidate", "reference")
 # Exclusive seconds a verdict: what the stop rule may use. A round that has begun is finished.
 BUDGET_S = 0.045
 TARGET = {"eager": 0.010, "device": 0.003}  # standard error of the ratio at which it may stop earlier
 MIN_ROUNDS, MAX_ROUNDS = 2, 12
-BLOCK_US = 3_000.0  # of one mode; shorter blocks would be all switching
-MIN_CALLS, MAX_CALLS = 3, 16
-LEAD_CALLS = 3  # of a block that don't count: the GPU has just changed hands, the host's caches are cold
+# Of one side's turn, all calls and what they need beside the program: shorter ones would be all switching. Two rounds
+# are eight of them.
+BLOCK_US = 5_500.0
+MIN_CALLS, MAX_CALLS = 3, 24
+# Of each mode before anything counts: Python specialises code that has run a few times, the reference's has by then.
+WARM_CALLS = 8
+# Of a block, they don't count: the GPU has just changed hands, the host's caches are cold.
+LEAD_CALLS, SLOW_CALL_US = 3, 400.0
+KEPT_CALLS = 2 * MAX_CALLS + LEAD_CALLS
+# Beside the program itself, for planning: what a call costs on an H200.
+FLUSH_US, COPIED_BYTES_PER_US, USUAL_HOST_US = 60.0, 4.0e6, 150.0
 # What the judge's clock can't tell from the host's own jitter between two synchronised calls.
 CLOCK_SLACK_US, CLOCK_SLACK_SHARE, CLAIM_SLACK_SHARE = 40.0, 0.25, 0.03
 WORKING_COPY_BYTES = 1 << 30
-OUTPUTS_BYTES = 256 << 20
+OUTPUTS_BYTES = 512 << 20
 # No GPU writes faster than this to memory (an H200: 4.8 TB/s), nor than this to its cache.
 MEMORY_BYTES_PER_US, CACHE_BYTES_PER_US, CACHE_BYTES = 5.5e6, 2.5e7, 128 << 20
 EMPTY_CALL_US = 1.0  # two events in a row take 1.3 us on an H200
@@ -81,35 +90,48 @@ class Stopwatch:
         self.slot = aligned(max(trial.outputs.data.numel() for trial in sets))
         if len({str(trial.layout) for trial in sets}) != 1:
             raise Rejected("infra_error", "not measured: get_inputs() gives other shapes with every seed")
-        self.keeps_all = self.slot * (2 * MAX_CALLS + LEAD_CALLS) <= OUTPUTS_BYTES
+        self.lead = LEAD_CALLS
+        self.keeps_all = self.slot * KEPT_CALLS <= OUTPUTS_BYTES
         self.random = random.SystemRandom()
         self.orders: dict[int, list[int]] = {}
+        self.running: Side | None = None
 
     # Preparation, off the clock -------------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Lend both sides the inputs, and let both run once each way: what is slow at first is over then."""
-        quick: list[float] = []
-        for name, side in self.sides.items():
-            session = side.session
-            session.buffer("outputs", self.slot * (2 * MAX_CALLS + LEAD_CALLS if self.keeps_all else 1))
-            lent = (id(session.buffer("sets", self.stride * len(self.sets))), self.stride)
-            if name == "candidate" or self.reference.lent_sets != lent:
-                with self.gate:
-                    for number, trial in enumerate(self.sets):
-                        at = number * self.stride
-                        session.buffers["sets"].tensor[at : at + trial.inputs.numel()].copy_(trial.inputs)
-                    session.synchronise()
-                if name == "reference":
-                    self.reference.lent_sets = lent
-            calls = [[i % len(self.sets), mode] for mode in MODES for i in range(4)]
-            facts, seconds = self._ask(side, calls)
-            # A claim as well: no call took longer than the whole block by the judge's clock.
-            side.host_us = min(statistics.median(_numbers(facts, "host_us")[2:]), seconds * 1e6 / len(calls))
-            side.session.facts(facts)
-            quick.append(max(min(_numbers(facts, "times_us")), 1.0))
-            self._poison(session)
-        self.calls = int(max(MIN_CALLS, min(MAX_CALLS, BLOCK_US / min(quick))))
+    def _prepare(self, name: str) -> float:
+        """Lend a side the inputs, and let it run some times each way: what is slow at first is over then. Returns its
+        quickest call (us). A reference that was timed on these before is ready.
+        """
+        side = self.sides[name]
+        session = side.session
+        outputs = session.buffer("outputs", self.slot * (KEPT_CALLS if self.keeps_all else 1))
+        sets = session.buffer("sets", self.stride * len(self.sets))
+        lent = (id(outputs), id(sets), self.stride, self.slot)
+        if name == "reference" and self.reference.timed and self.reference.timed[0] == lent:
+            side.host_us = self.reference.timed[1]
+            return self.reference.timed[2]
+        with self.gate:
+            for number, trial in enumerate(self.sets):
+                at = number * self.stride
+                sets.tensor[at : at + trial.inputs.numel()].copy_(trial.inputs)
+            session.synchronise()
+        calls = [[i % len(self.sets), mode] for mode in MODES for i in range(WARM_CALLS)]
+        facts, seconds = self._ask(side, calls)
+        # A claim as well: no call took longer than the whole block by the judge's clock.
+        side.host_us = min(statistics.median(_numbers(facts, "host_us")[2:]), seconds * 1e6 / len(calls))
+        self._poison(session)
+        quickest_us = max(min(_numbers(facts, "times_us")), 1.0)
+        if name == "reference":
+            self.reference.timed = (lent, side.host_us, quickest_us)
+        return quickest_us
+
+    def _plan_blocks(self, quickest_us: float) -> None:
+        """How many calls a block holds: as many of each mode as fit into its time."""
+        moved = 2 * (self.stride + self.slot) / COPIED_BYTES_PER_US
+        host_us = min(max(side.host_us for side in self.sides.values()), USUAL_HOST_US)
+        call_us = max(host_us, FLUSH_US + moved + quickest_us) + sleep_us(host_us) / 2
+        self.lead = LEAD_CALLS if call_us < SLOW_CALL_US else 1
+        self.calls = int(max(MIN_CALLS, min(MAX_CALLS, (BLOCK_US / call_us - self.lead) / 2)))
 
     def _poison(self, session: Session) -> None:
         """NaN in every float: an output that was never written, or written too late, can't look right."""
@@ -140,7 +162,12 @@ class Stopwatch:
 
     def measure(self) -> Measurement:
         """Raises Rejected where nothing could be measured, and what a session raises where a program fails."""
-        self.prepare()
+        quickest_us = self._prepare("candidate")
+        with self.reference.lock:
+            return self._measure(min(quickest_us, self._prepare("reference")))
+
+    def _measure(self, quickest_us: float) -> Measurement:
+        self._plan_blocks(quickest_us)
         reference, candidate = self.sides["reference"], self.sides["candidate"]
         workers = [reference.session.worker, candidate.session.worker]
         with self.gate.alone(workers) as since:
@@ -159,6 +186,7 @@ class Stopwatch:
         if clocks is not None and clocks["slowed"]:
             raise Rejected("infra_error", f"not measured: the GPU was slowed down ({', '.join(clocks['slowed'])})")
         evidence = {"rounds": rounds, "calls": candidate.calls, "held_ms": held_ms, "gpu": clocks}
+        evidence["host_us"] = {name: round(side.host_us, 1) for name, side in self.sides.items()}
         evidence["clock"] = self._check_clock()
         kind = {mode: "mean" if self.rules.mean_of else timing.KIND[mode] for mode in MODES}
         times = {
@@ -173,7 +201,7 @@ class Stopwatch:
     def _rounds(self, started: float) -> int:
         """ABBA until both ratios are known to their target, or the budget is used."""
         for number in range(MAX_ROUNDS):
-            for name in ("reference", "candidate", "candidate", "reference"):
+            for name in ABBA:
                 self._block(self.sides[name], number, MODES)
             if number + 1 < MIN_ROUNDS:
                 continue
@@ -185,7 +213,7 @@ class Stopwatch:
         """As others measure: a fixed number of warm calls a side, eager."""
         self.calls = max(1, self.rules.mean_of // 4)
         for number in range(2):
-            for name in ("reference", "candidate", "candidate", "reference"):
+            for name in ABBA:
                 self._block(self.sides[name], number, ("eager",))
         return 2
 
@@ -197,15 +225,9 @@ class Stopwatch:
         # In an order that nobody knows beforehand; the same for both sides.
         order = [index for _ in range(-(-self.calls // len(self.sets))) for index in self._shuffled(number)]
         calls = [[index, mode] for mode in modes for index in order[: self.calls]]
-        lead = [[index, modes[0]] for index in order[:LEAD_CALLS]]
-        others = [other.session.worker for other in self.sides.values() if other is not side]
-        for worker in others:
-            worker.pause()
-        try:
-            facts, seconds = self._ask(side, lead + calls, len(lead))
-        finally:
-            for worker in others:
-                worker.resume()
+        lead = [[index, modes[0]] for index in order[: self.lead]]
+        self._let_run(side)
+        facts, seconds = self._ask(side, lead + calls, len(lead))
         times = _numbers(facts, "times_us")
         if len(times) != len(calls):
             raise Rejected("infra_error", "not measured: the timed calls gave no times")
@@ -217,6 +239,15 @@ class Stopwatch:
         side.calls += len(calls)
         side.launches.append((len(calls) + len(lead), facts))
         self._snapshot(side, facts, calls, len(lead))
+
+    def _let_run(self, side: Side) -> None:
+        """Only this side from now on: the other one stands still until it is its turn."""
+        if side is not self.running:
+            for other in self.sides.values():
+                if other is not side:
+                    other.session.worker.pause()
+            side.session.worker.resume()
+            self.running = side
 
     def _shuffled(self, number: int) -> list[int]:
         if number not in self.orders:
@@ -243,6 +274,7 @@ class Stopwatch:
 
     def _profile(self, candidate: Side) -> list[dict[str, Any]]:
         session, trial = candidate.session, self.sets[0]
+        self._let_run(candidate)
         session.set_inputs(trial.layout, trial.inputs)
         return valid_rows(
             session.ask("profile", self.rules.run_timeout_s, layout=trial.layout, train=True, seed=0).get("rows")

@@ -14,9 +14,10 @@ import stat
 import sys
 from pathlib import Path
 
+from env.libc import LIBC, last_error
+
 FIRST_UID, SLOTS = 61000, 180  # up to 61179: systemd gives out users from 61184 on
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
 _MS_NOSUID_NODEV, _MS_BIND, _MS_REC = 2 | 4, 4096, 16384
 _PR_SET_DUMPABLE = 4
 
@@ -48,11 +49,12 @@ class Slots:
         self._held.pop(uid).close()
 
 
-def _open_to_others(path: Path) -> bool:
-    """Whether somebody who is neither owner nor in the group may read it (and enter it, for a folder)."""
+def _demand_open(path: Path) -> None:
+    """Raises OSError where somebody who is neither owner nor in the group may not read it (or enter it, a folder)."""
     mode = path.stat().st_mode
     wanted = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
-    return mode & wanted == wanted
+    if mode & wanted != wanted:
+        raise OSError(0, f"{path} can't be read by another user (chmod o+rX, or install Python elsewhere)")
 
 
 def closed_folders(needed: list[Path], scratch: str) -> dict[Path, list[Path]]:
@@ -64,8 +66,8 @@ def closed_folders(needed: list[Path], scratch: str) -> dict[Path, list[Path]]:
     for path in [*needed, Path(scratch)]:
         if not path.exists():
             continue
-        if path != Path(scratch) and not _open_to_others(path):
-            raise OSError(0, f"{path} can't be read by another user (chmod o+rX, or install Python elsewhere)")
+        if path != Path(scratch):
+            _demand_open(path)
         for folder in reversed(path.parents):
             if not folder.stat().st_mode & stat.S_IXOTH:
                 closed.setdefault(folder, []).append(path)
@@ -82,8 +84,7 @@ def check_readable() -> None:
             sample.append(Path(found.origin))
     sample += [Path(__file__), Path(sys.executable)]
     for path in sample:
-        if not _open_to_others(path):
-            raise OSError(0, f"{path} can't be read by another user (chmod o+rX, or install Python elsewhere)")
+        _demand_open(path)
 
 
 def uncover(closed: dict[Path, list[Path]]) -> None:
@@ -92,9 +93,8 @@ def uncover(closed: dict[Path, list[Path]]) -> None:
     """
 
     def mount(source: bytes, target: Path, kind: bytes | None, flags: int, options: bytes | None) -> None:
-        if _LIBC.mount(source, os.fsencode(target), kind, ctypes.c_ulong(flags), options) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, f"{os.strerror(code)} ({target})")
+        if LIBC.mount(source, os.fsencode(target), kind, ctypes.c_ulong(flags), options) != 0:
+            raise last_error(str(target))
 
     for folder, paths in closed.items():
         descriptors = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in paths]
@@ -128,4 +128,4 @@ def become(uid: int, scratch: str) -> None:
         os.chown(scratch, os.geteuid(), os.getegid())
         raise
     # Changing the user hides /proc/self from its own process; CUDA names its threads there.
-    _LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)

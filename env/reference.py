@@ -108,7 +108,8 @@ class Reference:
         self.wide: bool | None = None  # not tried yet
         self.slack: float | None = None
         self.rows: list[dict[str, Any]] | None = None
-        self.lent_sets: tuple[int, int] | None = None
+        # How it was timed last (`env.measure`): with which buffers, how long a call takes the host, and at all (us).
+        self.timed: tuple[tuple[int, ...], float, float] | None = None
         self.weights_seed = self.seed("weights")
         try:
             session.load(problem.source, problem.entry_point, "reference")

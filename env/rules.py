@@ -22,7 +22,7 @@ class Rules:
     it, the largest precision first. mean_of: None for the paired, cold, interval-driven measurement, else the mean of
     that many warm calls a side. precision: float32 products on both sides, `ieee` or `tf32`. reference: run as it is or
     through torch.compile. rewarded_time: which of the two measured times `speedup` is made of. max_host_gb: memory of
-    one worker process on the host. spares: workers kept warm a lane.
+    one worker process on the host. spares: workers kept warm beside those in use.
     """
 
     name: str = "default"
@@ -77,4 +77,4 @@ def rules_for(profile: str = "default", device: str = "cpu", **changes: object) 
     if profile not in PROFILES:
         raise ValueError(f"unknown verdict profile {profile!r}: use one of {', '.join(PROFILES)}")
     # On a GPU a worker's context takes a while, and the driver makes them one by one.
-    return replace(PROFILES[profile], **{"spares": 2 if device == "cuda" else 1, **changes})
+    return replace(PROFILES[profile], **{"spares": 8 if device == "cuda" else 1, **changes})

@@ -376,7 +376,11 @@ class Runner:
         self.log.clear()
         with torch.no_grad():
             facts = self.bench.block(self.model, self.buffers, request)
-        return {"ok": True, **facts, "launches": self.log.summary(), **self._tampered()}
+        return {"ok": True, **facts, "launches": self.log.summary()}
+
+    def op_report(self, request: dict) -> dict:
+        """What the watch has seen: asked after the timed blocks, since it takes as long as many a block."""
+        return {"ok": True, **self._tampered()}
 
     def op_profile(self, request: dict) -> dict:
         """Kernel table of one forward pass on a GPU."""

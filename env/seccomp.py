@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import os
 import platform
 import struct
+
+from env.libc import LIBC, last_error
 
 # Numbers from asm/unistd_64.h and asm-generic/unistd.h. From 424 on all architectures agree.
 _COMMON = {
@@ -130,7 +131,5 @@ def install() -> None:
     code = program(machine)
     text = ctypes.create_string_buffer(code, len(code))
     filter_ = struct.pack("@HxxxxxxP", len(code) // 8, ctypes.addressof(text))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, filter_, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    if LIBC.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, filter_, 0, 0) != 0:
+        raise last_error()

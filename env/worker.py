@@ -24,6 +24,7 @@ from typing import Any
 from env import isolation
 from env.files import remove_tree
 from env.hostmemory import descendants
+from env.libc import signal_all
 from env.wire import Wire, WireError, WireTimeout
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -269,6 +270,8 @@ class Worker:
         self.pending = 0
         self.isolation: dict[str, str] = {}
         self.ended = False
+        # Until then nobody but us runs in it: it has started nothing that would have to be found.
+        self.foreign = False
         # Set by `end` where the fork server had ended it before: see WorkerDied.
         self.why: str | None = None
         self.oom = False
@@ -310,7 +313,7 @@ class Worker:
     def _dead(self, why: str) -> WorkerDied:
         # A worker that just crashed gets a moment to be reaped, so that its own exit code is seen instead of our kill.
         for _ in range(20):
-            if self.ended or not _alive(self.pid):
+            if self.ended or not is_running(self.pid):
                 break
             time.sleep(0.001)
         # One that lives closed its channel: foreign code did that, and the kill that follows is ours. A dead PID 1 was
@@ -330,12 +333,9 @@ class Worker:
         if self.ended:
             return
         stopped: set[int] = set()
-        while True:
-            # Again until nobody new is found: a process may fork until the moment that it is stopped.
-            found = {self.pid, *descendants(self.supervisor)[0]} - stopped
-            if not found:
-                break
-            self._signal(found, signal.SIGSTOP)
+        # Again until nobody new is found: a process may fork until the moment that it is stopped.
+        while found := self._processes() - stopped:
+            signal_all(found, signal.SIGSTOP)
             stopped |= found
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
@@ -344,18 +344,15 @@ class Worker:
         if self._stopped_at is None:
             return
         if not self.ended:
-            self._signal({self.pid, *descendants(self.supervisor)[0]}, signal.SIGCONT)
+            signal_all(self._processes(), signal.SIGCONT)
         self._stopped_s, self._stopped_at = self.stopped_s(), None
 
-    @staticmethod
-    def _signal(pids: set[int], number: int) -> None:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def _processes(self) -> set[int]:
+        return {self.pid, *(descendants(self.supervisor)[0] if self.foreign else ())}
 
     def alive(self) -> bool:
         """Whether it can still be asked something."""
-        return not self.ended and _alive(self.pid)
+        return not self.ended and is_running(self.pid)
 
     def end(self) -> int | None:
         """Kill the worker and everything it started, reap it, remove its scratch. Returns its exit code, None if
@@ -367,8 +364,7 @@ class Worker:
         code = None
         self.wire.close()
         # Killing the worker, PID 1 of its namespace, ends all processes in it. The supervisor then reports and exits.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        signal_all([self.pid])
         with contextlib.suppress(WireError, WireTimeout, OSError):
             end = self.server.wait(self.supervisor)
             code, self.why = end["code"], end["why"]
@@ -377,7 +373,7 @@ class Worker:
         return code
 
 
-def _alive(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether a process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]

@@ -130,9 +130,7 @@ def recovery(context: Context) -> None:
     """All episodes, one after another, on one pool."""
     context.data.update(compile_timeout_s=COMPILE_S[context.device], run_timeout_s=RUN_S[context.device])
     rows = context.data.setdefault("rows", [])
-    # A worker takes seconds to warm up on a GPU: with few spares, two verdicts in a row would wait for that instead.
-    spares = {"spares": 6} if context.device == "cuda" else {}
-    changes = {**spares, "compile_timeout_s": COMPILE_S[context.device], "run_timeout_s": RUN_S[context.device]}
+    changes = {"compile_timeout_s": COMPILE_S[context.device], "run_timeout_s": RUN_S[context.device]}
     with context.pool(slots=1, lanes=1, **changes) as pool:
         episodes = Episodes(context, pool, specs(context.device)[0])
         normal = episodes.normal_s()

@@ -165,9 +165,7 @@ def _again(context: Context, rows: list[dict[str, Any]], count: int, limits: dic
     """Judge the first ones once more, one at a time in a pool of their own: neighbours may not matter."""
     seen = {row["name"]: row["status"] for row in rows}
     items = [item for item in itertools.islice(mixed(context.device, context.seed), count) if item.name in seen]
-    # One at a time, a verdict waits for its workers to warm up: more of them.
-    spares = {"spares": 6} if context.device == "cuda" else {}
-    with context.pool(slots=1, lanes=1, **limits, **spares) as pool:
+    with context.pool(slots=1, lanes=1, **limits) as pool:
         alone, facts = run_items(context, pool, items, context.deadline(), "soak: alone", len(items), ahead=0)
     context.data["alone"] = {
         **facts,

@@ -7,6 +7,7 @@ on a stream that isn't joined, or return other outputs when timed.
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -43,7 +44,7 @@ class FakeEvent:
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
 
-    def record(self) -> None:
+    def record(self, stream: object) -> None:
         self.at = self.clock()
 
     def elapsed_time(self, end: FakeEvent) -> float:
@@ -73,6 +74,7 @@ class FakeSession:
         flush = SimpleNamespace(zero_=lambda: clock.spend(overhead_us, 0.05), device=torch.device("cpu"))
         self.bench.flush, self.bench.work = flush, None
         self.bench._event = type("Event", (FakeEvent,), {"clock": clock})
+        self.bench._current_stream = lambda: None
         self.bench._synchronize = lambda: None
         self.bench._sleep = lambda cycles: clock.spend(cycles / bench.SLEEP_CYCLES_PER_US)
         self.bench._clock = clock
@@ -129,7 +131,13 @@ def stopwatch(program=double, takes_us: float = 50.0, cheat=None, rules: Rules |
     clock = Clock()
     reference = FakeSession(clock, changes.get("reference", double), 100.0)
     candidate = FakeSession(clock, program, takes_us, cheat, changes.get("overhead_us", 100.0))
-    watch = Stopwatch(SimpleNamespace(session=reference, lent_sets=None), candidate, sets(), rules or Rules(), OURS)
+    watch = Stopwatch(
+        SimpleNamespace(session=reference, timed=None, lock=contextlib.nullcontext()),
+        candidate,
+        sets(),
+        rules or Rules(),
+        OURS,
+    )
     return watch
 
 
@@ -324,5 +332,5 @@ def test_inputs_whose_shapes_change_with_the_seed_are_not_timed():
     trials = sets()
     trials[1].layout["items"][0]["shape"] = [299]
     with pytest.raises(Rejected, match="other shapes"):
-        Stopwatch(SimpleNamespace(session=FakeSession(Clock(), double, 1.0), lent_sets=None),
+        Stopwatch(SimpleNamespace(session=FakeSession(Clock(), double, 1.0), timed=None, lock=contextlib.nullcontext()),
                   FakeSession(Clock(), double, 1.0), trials, Rules(), OURS)  # fmt: skip

@@ -15,6 +15,7 @@ from env.judge import Judge
 from env.records import Problem
 from env.reference import Rejected, TrialKind, _moved, _nearly
 from env.rules import Rules
+from env.spares import Spares
 from env.tensors import pack, plan, tensor_nodes, view
 
 pytestmark = pytest.mark.budget(60)
@@ -45,9 +46,12 @@ def get_init_inputs():
 
 @pytest.fixture
 def judge(fork_server):
-    made = Judge(fork_server, Rules(trials=1, run_timeout_s=10), secret=5, gate=DeviceGate())
+    rules, gate = Rules(trials=1, run_timeout_s=10), DeviceGate()
+    spares = Spares(fork_server, rules, gate)
+    made = Judge(rules, secret=5, gate=gate, spares=spares)
     yield made
     made.close()
+    spares.close()
 
 
 def inputs_of(trial) -> torch.Tensor:

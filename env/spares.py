@@ -1,0 +1,52 @@
+"""Workers kept warm, shared by the lanes of an evaluator. Runs in the evaluator.
+
+A worker's start and, on a GPU, its context take a while, and the driver makes contexts one by one: they are made ahead,
+as many as are about to be needed and not more, since each holds 0.65 GB of the GPU's memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from env.gate import DeviceGate
+from env.rules import Rules
+from env.session import Session
+from env.wire import WireError
+from env.worker import ForkServer, Worker
+
+
+class Spares:
+    """`take` gives a fresh worker that is ready; another one starts warming in its place."""
+
+    def __init__(self, server: ForkServer, rules: Rules, gate: DeviceGate, gpu: str = ""):
+        self.server, self.rules, self.gate, self.gpu = server, rules, gate, gpu
+        self._lock = threading.Lock()
+        self._warming: deque[Worker] = deque()
+        self._fill(rules.spares)
+
+    def _fill(self, count: int) -> None:
+        while len(self._warming) < count:
+            worker = self.server.fork()
+            self.gate.register(worker)
+            worker.post("warm", precision=self.rules.precision, gpu=self.gpu)
+            self._warming.append(worker)
+
+    def take(self) -> Session:
+        """Raises WireError, WorkerDied or WorkerTimeout where none can be made ready."""
+        with self._lock:
+            self._fill(max(1, self.rules.spares))
+            worker = self._warming.popleft()
+            self._fill(self.rules.spares)
+        reply = worker.collect(self.rules.compile_timeout_s)
+        worker.isolation = reply.get("isolation", {})
+        if reply.get("ok") is not True:
+            worker.end()
+            raise WireError(f"a worker could not be made ready: {reply.get('message')}")
+        return Session(worker, self.server.device, self.gate, self.rules.run_timeout_s, self.rules.compile_timeout_s)
+
+    def close(self) -> None:
+        """End those that nobody took."""
+        with self._lock:
+            while self._warming:
+                self._warming.popleft().end()
