@@ -8,55 +8,19 @@ how many there were.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from env.records import BLAMELESS_STATUSES, CANDIDATE_STATUSES
+from rl.outcomes import best_fast, fast_at, is_judged
 from rl.records import Trajectory, Turn
 
 RESAMPLES = 2000
 # problem id -> (numerator, denominator)
 Tally = dict[str, tuple[float, float]]
 Interval = dict[str, float | None]
-
-
-def is_judged(turn: Turn) -> bool:
-    """True where the verdict says something about the candidate."""
-    return turn.verdict is not None and turn.verdict["status"] in CANDIDATE_STATUSES
-
-
-def is_fast(turn: Turn, p: float) -> bool:
-    """True if the turn's candidate is correct (so: no hack) and at least `p` times as fast as the reference.
-
-    A correct candidate whose speed could not be measured is not fast: missing evidence is never a pass.
-    """
-    if turn.verdict is None or turn.verdict["status"] != "correct":
-        return False
-    speedup = turn.verdict.get("speedup")
-    return speedup is not None and math.isfinite(speedup) and speedup >= p
-
-
-def _outcome_at(trajectory: Trajectory, p: float, turn: int) -> bool | None:
-    """Whether the sample is fast at a turn (from 1); None where it doesn't count.
-
-    A sample that ended earlier (no room left in the context) has no answer at this turn and counts as not fast, unless
-    what ended it is nobody's fault.
-    """
-    if len(trajectory.turns) >= turn:
-        row = trajectory.turns[turn - 1]
-        return is_fast(row, p) if is_judged(row) else None
-    if trajectory.turns and not is_judged(trajectory.turns[-1]):
-        return None
-    return False
-
-
-def _best_outcome(trajectory: Trajectory, p: float, turn: int) -> bool | None:
-    """Whether the sample was fast at any of its first `turn` turns; None if none of them counts."""
-    rows = [row for row in trajectory.turns[:turn] if is_judged(row)]
-    return any(is_fast(row, p) for row in rows) if rows else None
 
 
 def _tally(items: Iterable[tuple[str, float | None]]) -> Tally:
@@ -72,7 +36,7 @@ def _tally(items: Iterable[tuple[str, float | None]]) -> Tally:
 
 def fast_tally(trajectories: list[Trajectory], p: float, turn: int, best_of_history: bool = False) -> Tally:
     """Fast@p at `turn` (from 1), or at the best turn up to it: fast samples over samples that count, by problem."""
-    outcome = _best_outcome if best_of_history else _outcome_at
+    outcome = best_fast if best_of_history else fast_at
     return _tally((trajectory.problem_id, outcome(trajectory, p, turn)) for trajectory in trajectories)
 
 

@@ -1,4 +1,4 @@
-"""Metrics: their fixed names, what is read off a step's trajectories, and the writer. Runs in the driver.
+"""Metrics: what is read off a step's trajectories, and the writer. Runs in the driver. Names: rl/metric_names.py.
 
 <folder>/metrics.jsonl holds what is the same for equal seeds, <folder>/wall.jsonl what the clock says; TensorBoard
 event files in <folder>/tb show both.
@@ -9,47 +9,19 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from env.files import write_atomic
-from env.records import BLAMELESS_STATUSES, STATUSES
+from env.records import STATUSES
+from rl.metric_names import known
+from rl.outcomes import fast_at, is_judged
 from rl.records import Trajectory, Turn
-
-# Turns are counted from 1 in names. A name that isn't here is refused: dashboards and figures look for these.
-NAMES = {
-    r"reward/mean": "reward of all rewarded turns, mean",
-    r"reward/mean_turn\d+": "the same for one turn",
-    r"reward/correct": "C, mean over rewarded turns (as the reward saw it)",
-    r"reward/speedup": "capped speedup, mean over turns with C = 1",
-    r"reward/profiling_ratio": "PR as rewarded, mean over turns with C = 1",
-    rf"status/({'|'.join(STATUSES)})(_turn\d+)?": "share of turns with this status",
-    r"hack/ratio": "hacks over judged turns, those without a blameless status",
-    r"fast/\d+\.\d+_turn\d+": "share of judged turns that are correct and at least that fast",
-    r"policy/entropy": "mean entropy of the sampling distribution at completion tokens, nats",
-    r"policy/grad_norm": "norm of the gradient before clipping",
-    r"policy/lr": "learning rate of the step",
-    r"policy/loss": "the loss (rl/loss.py)",
-    r"policy/clip_share": "share of trained tokens at which the PPO clip acts",
-    r"policy/skipped": "1 where no optimiser step was taken: nothing to train on, or a gradient that isn't finite",
-    r"policy/version": "optimiser steps taken",
-    r"policy/ppl_rollout": "perplexity of completion tokens under the engine that sampled them",
-    r"policy/ppl_learner": "the same under the learner",
-    r"policy/logprob_gap": "mean absolute difference of the two log-probs",
-    r"mask/(mrs|veto|prs|infra)": "share of rows masked for this reason",
-    r"group/size_mean": "rollouts with a return in a (problem, turn) group, mean",
-    r"tokens/completion_mean": "completion tokens a turn, mean",
-    r"tokens/total": "tokens of all rows, prompts included",
-    r"sft/(loss|lr|grad_norm|accuracy)": "supervised training: per-token loss (nats), share of tokens predicted right",
-    r"seconds/\w+": "wall-clock of a stage of the step",
-    r"tokens_per_s": "tokens of the step over its seconds",
-}
-_KNOWN = re.compile("|".join(f"(?:{name})" for name in NAMES))
 
 FAST_THRESHOLDS = (1.0, 1.2)
 
@@ -84,9 +56,9 @@ class MetricsWriter:
         self.close()
 
     def _append(self, file_name: str, step: int, values: dict[str, float | None]) -> None:
-        unknown = sorted(name for name in values if not _KNOWN.fullmatch(name))
+        unknown = sorted(name for name in values if not known(name))
         if unknown:
-            raise ValueError(f"unknown metric {', '.join(unknown)}; add it with its meaning to NAMES in rl/metrics.py")
+            raise ValueError(f"unknown metric {', '.join(unknown)}; add it with its meaning to rl/metric_names.py")
         clean = {name: float(v) if v is not None and math.isfinite(v) else None for name, v in values.items()}
         line = json.dumps({"step": step, **dict(sorted(clean.items()))}, allow_nan=False)
         with open(self.folder / file_name, "a", encoding="utf-8") as file:
@@ -100,39 +72,70 @@ class MetricsWriter:
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """What a step's trajectories say: reward/*, status/*, hack/ratio, fast/*, mask/*, group/size_mean, tokens/*.
+    """What a step's trajectories say: reward/*, status/*, hack/ratio, fast/*, turns/*, mask/*, group/*, tokens/*.
 
     Turns need verdict, reward, reward_parts, advantage and masks. A mean over nothing is left out.
     """
-    numbered = [(number, turn) for t in trajectories for number, turn in enumerate(t.turns, 1)]
-    turns = [turn for _, turn in numbered]
-    by_number: dict[int, list[Turn]] = defaultdict(list)
-    for number, turn in numbered:
-        by_number[number].append(turn)
-    values = {f"reward/{name}": value for name, value in _reward_metrics(turns).items()}
-    values |= {f"status/{status}": _share(turns, status) for status in STATUSES}
-    judged = [turn for turn in turns if turn.verdict["status"] not in BLAMELESS_STATUSES]
-    values["hack/ratio"] = _share(judged, "hack")
-    for number, same in sorted(by_number.items()):
-        values[f"reward/mean_turn{number}"] = _mean([turn.reward for turn in same if turn.reward is not None])
-        values |= {f"status/{status}_turn{number}": _share(same, status) for status in STATUSES}
-        judged = [turn.verdict for turn in same if turn.verdict["status"] not in BLAMELESS_STATUSES]
-        for p in FAST_THRESHOLDS:
-            fast = [v["status"] == "correct" and v["speedup"] is not None and v["speedup"] >= p for v in judged]
-            values[f"fast/{p}_turn{number}"] = _mean(fast)
-    for reason in ("mrs", "veto", "prs"):
-        values[f"mask/{reason}"] = _mean([reason in turn.masks for turn in turns])
-    values["mask/infra"] = _mean([turn.advantage is None for turn in turns])
+    turns = [turn for t in trajectories for turn in t.turns]
     groups = Counter(
         (t.problem_id, number)
         for t in trajectories
-        for number, turn in enumerate(t.turns)
+        for number, turn in enumerate(t.turns, 1)
         if turn.advantage is not None
     )
+    values = _outcome_metrics(trajectories)
+    for reason in ("mrs", "veto", "prs"):
+        values[f"mask/{reason}"] = _mean([reason in turn.masks for turn in turns])
+    values["mask/infra"] = _mean([turn.advantage is None for turn in turns])
+    values["mask/trained"] = _mean([turn.advantage is not None and not turn.masks for turn in turns])
     values["group/size_mean"] = _mean(list(groups.values()))
-    values["tokens/completion_mean"] = _mean([len(turn.completion_ids) for turn in turns])
+    values["group/single"] = _mean([size == 1 for size in groups.values()])
+    for number in range(1, _most_turns(trajectories) + 1):
+        sizes = [size for (_, turn), size in groups.items() if turn == number]
+        values[f"group/size_mean_turn{number}"] = _mean(sizes)
     values["tokens/total"] = float(sum(len(turn.prompt_ids) + len(turn.completion_ids) for turn in turns))
     return {name: value for name, value in values.items() if value is not None}
+
+
+def evaluation_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What held-out trajectories say, as eval/*: rewards, statuses, hack ratio, Fast@p, lengths."""
+    return {f"eval/{name}": value for name, value in _outcome_metrics(trajectories).items() if value is not None}
+
+
+def gpu_memory() -> dict[str, float]:
+    """memory/*, since the last call, of this process's GPU; {} without one."""
+    if not torch.cuda.is_available():
+        return {}
+    values = {
+        "memory/allocated_gib": torch.cuda.memory_allocated() / 2**30,
+        "memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+    }
+    torch.cuda.reset_peak_memory_stats()
+    return values
+
+
+def _outcome_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
+    turns = [turn for t in trajectories for turn in t.turns]
+    values: dict[str, float | None] = {f"reward/{name}": value for name, value in _reward_metrics(turns).items()}
+    values |= {f"status/{status}": _share(turns, status) for status in STATUSES}
+    values["hack/ratio"] = _share([turn for turn in turns if is_judged(turn)], "hack")
+    for number in range(1, _most_turns(trajectories) + 1):
+        same = [t.turns[number - 1] for t in trajectories if len(t.turns) >= number]
+        values[f"reward/mean_turn{number}"] = _mean([turn.reward for turn in same if turn.reward is not None])
+        values |= {f"status/{status}_turn{number}": _share(same, status) for status in STATUSES}
+        values[f"hack/ratio_turn{number}"] = _share([turn for turn in same if is_judged(turn)], "hack")
+        for p in FAST_THRESHOLDS:
+            outcomes = [fast_at(trajectory, p, number) for trajectory in trajectories]
+            values[f"fast/{p}_turn{number}"] = _mean([fast for fast in outcomes if fast is not None])
+    values["turns/ended_context"] = _mean([t.ended == "context" for t in trajectories])
+    values["tokens/completion_mean"] = _mean([len(turn.completion_ids) for turn in turns])
+    values["tokens/cut"] = _mean([turn.finish_reason == "length" for turn in turns])
+    values["tokens/context"] = _mean([turn.finish_reason == "context" for turn in turns])
+    return values
+
+
+def _most_turns(trajectories: Sequence[Trajectory]) -> int:
+    return max((len(t.turns) for t in trajectories), default=0)
 
 
 def _reward_metrics(turns: list[Turn]) -> dict[str, float | None]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from env.records import STATUSES, Verdict
 from eval import metrics
+from rl.outcomes import is_fast
 from rl.records import Trajectory, Turn
 
 pytestmark = pytest.mark.budget(20)
@@ -41,14 +42,14 @@ def test_fast_by_turn_closed_form():
 
 
 def test_a_hack_is_never_fast_however_fast():
-    assert not metrics.is_fast(turn("hack", 100.0), 1.0)
+    assert not is_fast(turn("hack", 100.0), 1.0)
 
 
 def test_boundary_is_inclusive_and_unmeasured_or_broken_speedups_are_not_fast():
-    assert metrics.is_fast(turn("correct", 1.2), 1.2)
-    assert not metrics.is_fast(turn("correct", math.nextafter(1.2, 0)), 1.2)
+    assert is_fast(turn("correct", 1.2), 1.2)
+    assert not is_fast(turn("correct", math.nextafter(1.2, 0)), 1.2)
     for broken in (None, math.nan, math.inf):
-        assert not metrics.is_fast(turn("correct", broken), 1.0)
+        assert not is_fast(turn("correct", broken), 1.0)
 
 
 def test_best_of_history_closed_form():

@@ -7,7 +7,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from env.records import Verdict
-from rl.metrics import MetricsWriter, rollout_metrics
+from eval.metrics import summarise
+from rl import metric_names
+from rl.metrics import MetricsWriter, evaluation_metrics, rollout_metrics
 from rl.records import Trajectory, Turn
 
 pytestmark = pytest.mark.budget(20)
@@ -114,3 +116,45 @@ def test_a_step_in_which_nothing_was_judged_leaves_means_out():
     values = rollout_metrics([Trajectory("p", 0, [turn("infra_error", None, None)])])
     assert values["mask/infra"] == 1.0
     assert not {"reward/mean", "hack/ratio", "fast/1.0_turn1", "group/size_mean"} & set(values)
+
+
+def test_training_and_evaluation_count_fast_samples_alike():
+    trajectories = [
+        Trajectory("p", 0, [turn("correct", 3.5, speedup=2.0, pr=0.5), turn("correct", 2.1, speedup=1.1, pr=0.5)]),
+        Trajectory("p", 1, [turn("correct", 3.5, speedup=2.0, pr=0.5)], ended="context"),  # no answer: not fast
+        Trajectory("p", 2, [turn("infra_error", None, None)], ended="infra"),  # nobody's fault: not counted
+        Trajectory("q", 0, [turn("hack", 0.0, speedup=9.0), turn("correct", 4.0, speedup=2.0, pr=1.0)]),
+    ]
+    summary = summarise(trajectories, 3, 2)
+    for values, prefix in ((rollout_metrics(trajectories), ""), (evaluation_metrics(trajectories), "eval/")):
+        for p in (1.0, 1.2):
+            for number in (1, 2):
+                expected = summary["fast"][str(p)][f"turn{number}"]["value"]
+                assert values[f"{prefix}fast/{p}_turn{number}"] == pytest.approx(expected)
+    assert rollout_metrics(trajectories)["fast/1.0_turn2"] == pytest.approx(2 / 3)
+    assert rollout_metrics(trajectories)["turns/ended_context"] == 1 / 4
+    assert not [name for name in evaluation_metrics(trajectories) if "mask" in name or "group" in name]
+
+
+def test_group_sizes_by_turn():
+    rows = [turn("correct", 2.0, speedup=1.0, pr=0.0) for _ in range(6)]
+    trajectories = [Trajectory("p", 0, rows[:2]), Trajectory("p", 1, rows[2:3]), Trajectory("q", 0, rows[3:])]
+    values = rollout_metrics(trajectories)
+    sizes = [values[f"group/size_mean_turn{number}"] for number in (1, 2, 3)]
+    assert sizes == [1.5, 1.0, 1.0] and values["group/single"] == 4 / 5
+
+
+def test_answers_cut_off_are_counted_by_what_cut_them():
+    cut, full = turn("incorrect", 0.0), turn("incorrect", 0.0)
+    cut.finish_reason, full.finish_reason = "length", "context"
+    values = rollout_metrics([Trajectory("p", 0, [cut, turn("incorrect", 0.0)]), Trajectory("p", 1, [full])])
+    assert values["tokens/cut"] == values["tokens/context"] == pytest.approx(1 / 3)
+
+
+def test_every_written_name_has_a_meaning():
+    values = rollout_metrics([Trajectory("p", 0, [turn("correct", 3.5, speedup=2.0, pr=0.5)])])
+    values |= evaluation_metrics([Trajectory("p", 0, [turn("hack", 0.0)])])
+    assert all(metric_names.meaning(name) and metric_names.known(name) for name in values)
+    assert metric_names.meaning("eval/fast/1.2_turn3").startswith("Fast@p")
+    with pytest.raises(KeyError, match="metric_names"):
+        metric_names.meaning("fast/1.2")
