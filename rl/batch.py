@@ -1,7 +1,12 @@
-"""Training rows, and their way into padded tensors. Runs in the learner and in SFT."""
+"""Training rows, and their way into packed micro-batches. Runs in the learner and in SFT.
+
+Rows of a micro-batch are laid end to end in one sequence, so no computation goes into padding; positions restart with
+every row, and attention (rl/attention.py) keeps them apart.
+"""
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -75,61 +80,76 @@ def rows_of(trajectory: Trajectory) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Sequences of one forward pass, padded on the right.
+class Pack:
+    """Rows of one forward pass, end to end.
 
-    input_ids       [rows, tokens]  under a causal mask no real token sees the padding, so no attention mask is needed
-    where           [targets] each: (row, column) of the position that predicts each target
-    targets         [targets]       token ids to predict, row after row
-    members         [rows]          index of each row in the list that the batch was made from
-    target_counts   [rows]          targets of each row
+    input_ids      [1, tokens]
+    position_ids   [1, tokens]   from 0 in every row
+    starts         [rows + 1]    int32: where each row begins, and the end of the last
+    longest        tokens of the longest row
+    where          [targets]     the positions that predict a target
+    targets        [targets]     token ids to predict, row after row
+    members        [rows]        index of each row in the list that the pack was made from
+    target_counts  [rows]        targets of each row
+
+    Without members it is a dummy: one token, no target, whose loss and gradient are exactly 0. Ranks that have run out
+    of rows take part in the others' communication with it.
     """
 
     input_ids: torch.Tensor
-    where: tuple[torch.Tensor, torch.Tensor]
+    position_ids: torch.Tensor
+    starts: torch.Tensor
+    longest: int
+    where: torch.Tensor
     targets: torch.Tensor
     members: list[int]
     target_counts: list[int]
 
 
-def micro_batches(lengths: Sequence[int], members: Sequence[int], token_limit: int) -> list[list[int]]:
-    """Split `members` (indices into `lengths`) into batches of at most `token_limit` padded tokens, longest first.
+def deal(lengths: Sequence[int], members: Sequence[int], token_limit: int, ranks: int = 1) -> list[list[list[int]]]:
+    """Split `members` (indices into `lengths`) into micro-batches: [ranks][micro-batches] of members.
 
-    Sorting by length keeps the padding small. A sequence longer than the limit gets a batch of its own.
+    Every rank gets the same number of micro-batches, as few as hold at most `token_limit` tokens each and as even as
+    taking the longest first makes them; one may be empty. A row longer than the limit gets one of its own.
     """
-    batches: list[list[int]] = []
-    for member in sorted(members, key=lambda m: (-lengths[m], m)):
-        # The first of a batch is its longest, so its length is what all others are padded to.
-        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= token_limit:
-            batches[-1].append(member)
-        else:
-            batches.append([member])
-    return batches
+    if not members:
+        return [[] for _ in range(ranks)]
+    ordered = sorted(members, key=lambda m: (-lengths[m], m))
+    rounds = max(1, math.ceil(sum(lengths[m] for m in members) / (token_limit * ranks)))
+    while True:
+        bins: list[list[int]] = [[] for _ in range(rounds * ranks)]
+        loads = [(0, index) for index in range(len(bins))]
+        for member in ordered:
+            load, index = heapq.heappop(loads)
+            bins[index].append(member)
+            heapq.heappush(loads, (load + lengths[member], index))
+        if all(len(batch) <= 1 or sum(lengths[m] for m in batch) <= token_limit for batch in bins):
+            return [bins[rank::ranks] for rank in range(ranks)]
+        rounds += 1
 
 
-def make_batch(
+def make_pack(
     sequences: Sequence[Sequence[int]],
     target_positions: Sequence[Sequence[int]],
     members: Sequence[int],
     device: torch.device | str,
-) -> Batch:
-    """Pad the `members` of `sequences` into a Batch on `device`.
+) -> Pack:
+    """Lay the `members` of `sequences` end to end in a Pack on `device`.
 
     target_positions: for each sequence, the positions (>= 1) of the tokens to predict.
     """
-    longest = max(len(sequences[m]) for m in members)
-    input_ids = torch.zeros(len(members), longest, dtype=torch.long)
-    rows, columns, targets = [], [], []
-    for row, m in enumerate(members):
-        ids, positions = torch.tensor(sequences[m]), torch.tensor(list(target_positions[m]), dtype=torch.long)
-        input_ids[row, : len(ids)] = ids
-        rows.append(torch.full_like(positions, row))
-        columns.append(positions - 1)
-        targets.append(ids[positions])
-    return Batch(
-        input_ids=input_ids.to(device),
-        where=(torch.cat(rows).to(device), torch.cat(columns).to(device)),
-        targets=torch.cat(targets).to(device),
+    lengths = [len(sequences[m]) for m in members] or [1]
+    ids = torch.tensor([token for m in members for token in sequences[m]] or [0])
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    predicted = [begin + p for begin, m in zip(starts.tolist(), members) for p in target_positions[m]]
+    places = torch.tensor(predicted, dtype=torch.long)
+    return Pack(
+        input_ids=ids.unsqueeze(0).to(device),
+        position_ids=torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0).to(device),
+        starts=starts.to(device, torch.int32),
+        longest=max(lengths),
+        where=(places - 1).to(device),
+        targets=ids[places].to(device),
         members=list(members),
         target_counts=[len(target_positions[m]) for m in members],
     )

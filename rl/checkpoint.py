@@ -1,9 +1,11 @@
-"""Checkpoints: one folder a step, complete or not there at all. Runs in the process that trains.
+"""Checkpoints: one folder a step, complete or not there at all. Runs in every rank of a stage that trains.
 
-    <folder>/step_00012/{<name>.pt, ..., manifest.json}
+    <folder>/step_00012/{__0_0.distcp, ..., .metadata, plain.pt, manifest.json}
 
-A folder is written under a temporary name, forced to disk and renamed, so the newest one with a good manifest is the
-one to resume from; no pointer file that could disagree. The manifest holds every file's size and SHA-256.
+Tensors are written by torch.distributed.checkpoint, every rank its shard, and can be loaded by any number of ranks;
+plain.pt holds everything else. A folder is written under a temporary name, forced to disk and renamed, so the newest
+one with a good manifest is the one to resume from; no pointer file that could disagree. The manifest, written last,
+holds every file's size and SHA-256: what is cut or changed is never loaded.
 """
 
 from __future__ import annotations
@@ -13,75 +15,91 @@ import json
 import logging
 import os
 import shutil
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor
 
 from env.files import write_atomic
+from rl import distributed
 
 log = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp-"
 MANIFEST = "manifest.json"
+PLAIN = "plain.pt"
 
 
 class CheckpointError(RuntimeError):
-    """No checkpoint can be used though there should be one; the message says what to do."""
+    """A checkpoint can't be written, or none can be used though there should be one; the message says what to do."""
 
 
-def save(folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
-    """Save each entry of `state` as <name>.pt, atomically; then remove all but the newest `keep` checkpoints.
+def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], plain: dict[str, Any], keep: int) -> Path:
+    """Write a checkpoint atomically; then remove all but the newest `keep`. Called by all ranks.
 
-    state: tensors, numbers, strings, and lists, tuples and dicts of these (read back with weights_only=True).
-    Returns the checkpoint's folder. An old one of the same step is replaced.
+    tensors: by name, each whole or this rank's shard of it. plain: tensors, numbers, strings, and lists, tuples and
+    dicts of these (read back with weights_only=True); rank 0's is kept.
+    Returns the checkpoint's folder. An old one of the same step is replaced. Raises CheckpointError where the disk is
+    full or the folder can't be written; earlier checkpoints stay as they are.
     """
     final = folder / f"step_{step:05d}"
     temporary = folder / f"{TEMPORARY}{final.name}"
-    replaced = folder / f"{TEMPORARY}replaced-{final.name}"
-    clean(folder)
-    temporary.mkdir(parents=True)
-    files = {}
-    for name, value in state.items():
-        path = temporary / f"{name}.pt"
-        torch.save(value, path)
-        force(path)
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-    manifest = temporary / MANIFEST
-    manifest.write_text(json.dumps({"step": step, "files": files}, indent=1, sort_keys=True), encoding="utf-8")
-    force(manifest)
-    force(temporary)
-    if final.exists():
-        final.rename(replaced)  # a folder can't be renamed onto one that has files
-    temporary.rename(final)
-    force(folder)
-    for old in _steps(folder)[keep:]:
-        # Renamed first: removal takes a while, and a kill in its middle must not leave half a checkpoint by this name.
-        doomed = folder / f"{TEMPORARY}old-{old.name}"
-        old.rename(doomed)
-        shutil.rmtree(doomed)
-    clean(folder)
+    needed = sum(distributed.gather(_bytes(tensors)))
+    try:
+        distributed.agree(lambda: _prepare(folder, temporary, needed))
+        with _alone():
+            dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(temporary))
+        mine = {path.name: _entry(path) for path in temporary.glob(f"__{distributed.rank()}_*")}
+        files = {name: entry for part in distributed.gather(mine) for name, entry in part.items()}
+        distributed.agree(lambda: _complete(folder, final, temporary, step, files, plain))
+        distributed.agree(lambda: _prune(folder, keep))
+    except CheckpointError:
+        raise
+    except (CheckpointException, OSError, RuntimeError) as error:
+        # RuntimeError: what torch.save makes of a full disk. The rest of a half-written folder only takes up room.
+        if distributed.first():
+            shutil.rmtree(temporary, ignore_errors=True)
+        free = shutil.disk_usage(_existing(folder)).free
+        raise CheckpointError(
+            f"the checkpoint {final} could not be written ({_cause(error)}; {free / 2**20:,.0f} MiB are free there): "
+            "make room or mend the folder and run the same command again, it goes on from the checkpoint before"
+        ) from error
     return final
 
 
-def load_newest(folder: Path, device: str = "cpu") -> tuple[int, dict[str, Any]] | None:
-    """(step, state) of the newest whole checkpoint; None where the folder has none at all.
+def newest(folder: Path) -> Path | None:
+    """The newest whole checkpoint; None where the folder has none at all. Called by all ranks.
 
     Leftovers of a killed save are removed. A damaged checkpoint is skipped with a warning; where all are damaged,
     CheckpointError is raised, since starting over silently would throw the run away.
     """
-    clean(folder)
-    candidates = _steps(folder)
-    for path in candidates:
-        damage = verify(path)
-        if damage is None:
-            files = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
-            state = {Path(name).stem: torch.load(path / name, map_location=device, weights_only=True) for name in files}
-            return _step(path), state
-        log.warning("skipping the checkpoint %s: %s", path, damage)
-    if candidates:
-        raise CheckpointError(f"all checkpoints in {folder} are damaged; delete that folder to start this stage over")
-    return None
+    return distributed.agree(lambda: _newest(folder))
+
+
+def load(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Fill `tensors` in place, from a checkpoint that any number of ranks wrote, and return its plain part.
+
+    Raises CheckpointError where names or shapes are others than those of the model that was saved.
+    """
+    try:
+        with _alone():
+            dcp.load(dict(tensors), storage_reader=dcp.FileSystemReader(path))
+    except (CheckpointException, RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is not of this model and optimiser ({_cause(error)}): resume with the settings that it was made "
+            "with, or delete its folder to start this stage over"
+        ) from error
+    return torch.load(path / PLAIN, map_location="cpu", weights_only=True)
+
+
+def step_of(path: Path) -> int:
+    """The step that a checkpoint's folder is named after."""
+    return int(path.name.removeprefix("step_"))
 
 
 def verify(path: Path) -> str | None:
@@ -89,8 +107,10 @@ def verify(path: Path) -> str | None:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         expected = [(path / name, entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"no usable {MANIFEST} ({error})"
+    if not {PLAIN, ".metadata"} <= manifest["files"].keys():
+        return f"its {MANIFEST} is not of this version of the program"
     for file, size, digest in expected:
         if not file.is_file():
             return f"{file.name} is missing"
@@ -99,6 +119,83 @@ def verify(path: Path) -> str | None:
         if _sha256(file) != digest:
             return f"{file.name} has other content than was written"
     return None
+
+
+def _prepare(folder: Path, temporary: Path, needed: int) -> None:
+    """An empty temporary folder, if there is room for what will be in it."""
+    clean(folder)
+    free = shutil.disk_usage(_existing(folder)).free
+    if free < needed:
+        raise CheckpointError(
+            f"the disk of {folder} is too full for a checkpoint: it takes {needed / 2**20:,.0f} MiB, "
+            f"{free / 2**20:,.0f} MiB are free; make room and run the same command again, it goes on from the "
+            "checkpoint before"
+        )
+    temporary.mkdir(parents=True)
+
+
+def _complete(
+    folder: Path, final: Path, temporary: Path, step: int, files: dict[str, dict], plain: dict[str, Any]
+) -> None:
+    """Add the plain part and the manifest, and give the folder its name."""
+    torch.save(plain, temporary / PLAIN)
+    files |= {name: _entry(temporary / name) for name in (PLAIN, ".metadata")}
+    manifest = {"step": step, "ranks": distributed.world(), "files": files}
+    (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True), encoding="utf-8")
+    for path in (*temporary.iterdir(), temporary):
+        force(path)
+    if final.exists():
+        final.rename(folder / f"{TEMPORARY}replaced-{final.name}")  # a folder can't be renamed onto one that has files
+    temporary.rename(final)
+    force(folder)
+
+
+def _prune(folder: Path, keep: int) -> None:
+    for old in _steps(folder)[keep:]:
+        # Renamed first: removal takes a while, and a kill in its middle must not leave half a checkpoint by this name.
+        old.rename(folder / f"{TEMPORARY}old-{old.name}")
+    clean(folder)
+
+
+def _newest(folder: Path) -> Path | None:
+    clean(folder)
+    candidates = _steps(folder)
+    for path in candidates:
+        damage = verify(path)
+        if damage is None:
+            return path
+        log.warning("skipping the checkpoint %s: %s", path, damage)
+    if candidates:
+        raise CheckpointError(f"all checkpoints in {folder} are damaged; delete that folder to start this stage over")
+    return None
+
+
+def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    """What this rank writes: its shards, and on rank 0 the tensors that all ranks have whole."""
+    own = (t.to_local() if isinstance(t, DTensor) else t for t in tensors.values())
+    shared = distributed.first()
+    return sum(t.numel() * t.element_size() for t, given in zip(own, tensors.values()) if shared or t is not given)
+
+
+def _cause(error: BaseException) -> str:
+    """The first failure inside torch.distributed.checkpoint's own exception, without its tracebacks."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists."""
+    return next(p for p in (path, *path.absolute().parents) if p.exists())
+
+
+def _alone() -> warnings.catch_warnings:
+    """Saving without a process group is what a single process means to do: no warning about it."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
 
 
 def clean(folder: Path) -> None:
@@ -116,11 +213,14 @@ def force(path: Path) -> None:
         os.close(descriptor)
 
 
-def save_folder(model, tokenizer, folder: Path) -> None:
-    """Save model and tokenizer as a Hugging Face folder, which appears whole or not at all."""
+def save_folder(model, tokenizer, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
+    """Save model and tokenizer as a Hugging Face folder, which appears whole or not at all.
+
+    weights: by name, saved in place of the model's own (which may be bf16 copies).
+    """
     temporary = folder.with_name(f"{TEMPORARY}{folder.name}")
     shutil.rmtree(temporary, ignore_errors=True)
-    model.save_pretrained(temporary)
+    model.save_pretrained(temporary, state_dict=weights)
     tokenizer.save_pretrained(temporary)
     for path in (*temporary.rglob("*"), temporary):
         force(path)
@@ -138,11 +238,7 @@ def mark_done(folder: Path) -> None:
 
 def _steps(folder: Path) -> list[Path]:
     """Checkpoint folders, newest first."""
-    return sorted((path for path in folder.glob("step_*") if path.is_dir()), key=_step, reverse=True)
-
-
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step_"))
+    return sorted((path for path in folder.glob("step_*") if path.is_dir()), key=step_of, reverse=True)
 
 
 def _sha256(path: Path) -> str:

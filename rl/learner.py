@@ -1,21 +1,27 @@
-"""The learner: log-probs of sampled tokens, and one optimiser step from rows with advantages. One process, one device.
+"""The learner: log-probs of sampled tokens, and one optimiser step from rows with advantages.
 
-fp32 weights; on CUDA the forward pass may compute in bf16 (`train.autocast`). The model stays in eval mode: dropout
-would make the log-probs of two passes differ, and the ratio with them.
+Runs in one process, or in several that torchrun started: then the weights are sharded over the ranks, every rank is
+given all rows and computes its share of them, and every rank gets the same results. fp32 weights; on CUDA computation
+may be in bf16 (`train.autocast`).
 """
 
 from __future__ import annotations
 
-import contextlib
+import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from rl.batch import Batch, Row, make_batch, micro_batches
-from rl.config import Config, Optim
-from rl.loss import LossInput, policy_loss
+from rl import checkpoint, distributed
+from rl.batch import Pack, Row, deal, make_pack
+from rl.config import Config
+from rl.loss import LossInput, count_rows, policy_loss
+from rl.optimizer import Masters, learning_rate, make_optimizer
+from rl.policy import Policy, decoder_layers
 
 
 @dataclass(frozen=True)
@@ -32,17 +38,35 @@ class TokenStats:
 
 
 class Learner:
-    """Holds the model, its optimiser and the policy version (optimiser steps taken)."""
+    """Holds the model, its optimiser and the policy version (optimiser steps taken).
 
-    def __init__(self, model: torch.nn.Module, config: Config) -> None:
-        """model: any Hugging Face causal LM, moved to `config.device` here. Raises ValueError for one whose logits are
-        not its head applied to its last hidden states (soft-capped, scaled)."""
+    With several ranks every method must be called by all of them, with the same arguments.
+    """
+
+    def __init__(self, model: torch.nn.Module, config: Config, temperature: float | None = None) -> None:
+        """model: any Hugging Face causal LM, moved to this rank's device here. temperature: of the distribution that
+        log-probs are of; None: that of rollouts. Raises ValueError for a model that can't be trained here
+        (rl/policy.py)."""
         self.config = config
-        self.device = torch.device(config.device)
-        self.model = model.to(self.device).float().eval()
-        self.optimizer = make_optimizer(self.model, config.optim, config.optim.lr)
+        train = config.train
+        self.device = distributed.start(config.device)
+        self.model = model.to(self.device).float()
+        self._copy: torch.nn.Module | None = None
+        if distributed.world() > 1 and distributed.first():
+            self._copy = plain_copy(self.model, torch.bfloat16 if train.autocast else torch.float32)
+        temperature = config.rollout.temperature if temperature is None else temperature
+        self.policy = Policy(self.model, temperature, train.recompute, train.compile)
+        self.names, parameters = zip(*((n, p) for n, p in self.model.named_parameters() if p.requires_grad))
+        self.masters: Masters | None = None
+        if distributed.world() > 1:
+            distributed.shard(self.policy, decoder_layers(self.model), self.device, train.autocast)
+            parameters = [p for p in self.model.parameters() if p.requires_grad]
+        elif train.autocast:
+            self.masters = Masters(parameters)
+            parameters = self.masters.weights
+        self.weights = list(parameters)
+        self.optimizer = make_optimizer(self.weights, config.optim, config.optim.lr)
         self.version = 0
-        check_head(self.model)
 
     def logprobs(self, rows: Sequence[Row]) -> list[torch.Tensor]:
         """[rows] of [completion tokens]: log-probs under the sampling temperature, on the CPU."""
@@ -51,128 +75,162 @@ class Learner:
     @torch.no_grad()
     def evaluate(self, rows: Sequence[Row]) -> TokenStats:
         """Log-probs and entropies of all rows' completion tokens under the present weights, in the order of `rows`."""
+        mine: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for pack in self.packs(*_sequences(rows), range(len(rows))):
+            values = self.policy(pack)
+            parts = (part.cpu().split(pack.target_counts) for part in (values.logprobs, values.entropies))
+            mine.update(zip(pack.members, zip(*parts)))
         stats = TokenStats([torch.empty(0) for _ in rows], [torch.empty(0) for _ in rows])
-        for batch in self._batches(rows, range(len(rows))):
-            logits = self._logits(batch)
-            parts = token_logprobs(logits, batch.targets), token_entropies(logits)
-            for values, results in zip(parts, (stats.logprobs, stats.entropies)):
-                for member, piece in zip(batch.members, values.cpu().split(batch.target_counts)):
-                    results[member] = piece
+        for part in distributed.gather(mine):
+            for member, (logprobs, entropies) in part.items():
+                stats.logprobs[member], stats.entropies[member] = logprobs, entropies
         return stats
 
-    def gradient(self, rows: Sequence[Row], old_logprobs: Sequence[torch.Tensor] | None = None) -> dict[str, float]:
-        """Put the gradient of the loss (rl/loss.py) into the parameters' `.grad`; old_logprobs as in `update`.
+    def gradient(
+        self,
+        rows: Sequence[Row],
+        old_logprobs: Sequence[torch.Tensor] | None = None,
+        weights: Sequence[torch.Tensor] | None = None,
+    ) -> dict[str, float]:
+        """Put the gradient of the loss (rl/loss.py) into the weights' `.grad`; arguments as in `update`.
 
-        The denominator is fixed before the loop: rows with an advantage, masked or not. The result doesn't depend on
-        the order of rows or on the size of micro-batches (beyond rounding).
+        The denominator is fixed before the loop, over all rows. The result depends neither on the order of rows, nor on
+        the size of micro-batches, nor on the number of ranks (beyond rounding).
         Returns policy/loss and policy/clip_share; {} where no row trains, and then there is no gradient either.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        counted = sum(row.advantage is not None for row in rows)
+        counted = count_rows(rows, self.config.loss)
         # An advantage of 0 has a gradient of exactly 0: leaving such rows out saves the time and changes nothing.
         trained = [i for i, row in enumerate(rows) if row.advantage and not row.masks]
-        loss, clipped, tokens = 0.0, 0, 0
-        for batch in self._batches(rows, trained):
-            new = token_logprobs(self._logits(batch), batch.targets)
-            old = torch.cat([old_logprobs[m] for m in batch.members]).to(new) if old_logprobs else new.detach()
-            counts = torch.tensor(batch.target_counts)
-            by_row = torch.tensor([rows[m].advantage for m in batch.members], dtype=new.dtype)
-            advantages = by_row.repeat_interleave(counts).to(self.device)
-            part = policy_loss(LossInput(new, old, advantages, counted), self.config.loss)
-            part.loss.backward()
-            loss, clipped, tokens = loss + part.loss.item(), clipped + part.clipped, tokens + part.tokens
+        sums = [0.0, 0.0, 0.0]
+        for pack in self.packs(*_sequences(rows), trained):
+            new = self.policy(pack).logprobs
+            old = _joined(old_logprobs, pack).to(new) if old_logprobs else new.detach()
+            advantages = _by_token([torch.tensor(rows[m].advantage) for m in pack.members], pack).to(new)
+            weight = _by_token([weights[m] for m in pack.members], pack).to(new) if weights else None
+            part = policy_loss(LossInput(new, old, advantages, counted, weight), self.config.loss)
+            self.backward(part.loss)
+            sums = [a + b for a, b in zip(sums, (part.loss.item(), part.clipped, part.tokens))]
+        loss, clipped, tokens = (sum(values) for values in zip(*distributed.gather(sums)))
         return {"policy/loss": loss, "policy/clip_share": clipped / tokens} if tokens else {}
 
-    def update(self, rows: Sequence[Row], old_logprobs: Sequence[torch.Tensor] | None = None) -> dict[str, float]:
+    def update(
+        self,
+        rows: Sequence[Row],
+        old_logprobs: Sequence[torch.Tensor] | None = None,
+        weights: Sequence[torch.Tensor] | None = None,
+    ) -> dict[str, float]:
         """One optimiser step on the rows that have an advantage and no mask.
 
         old_logprobs: [rows] of [completion tokens] under the weights before the first step on these rows; None: this is
-        the first step, and the ratio is exactly 1.
+        the first step, and the ratio is exactly 1. weights: [rows] of importance weights, [completion tokens] or one
+        number each; None: all 1.
         Returns policy/loss, policy/clip_share, policy/grad_norm (before clipping), policy/lr, policy/skipped. Where no
         row trains, or the gradient isn't finite, no step is taken: policy/skipped is 1, weights and version stay.
         """
         optim = self.config.optim
-        lr = optim.lr * min(1.0, (self.version + 1) / max(1, optim.warmup_steps))
-        metrics = {"policy/lr": lr, "policy/skipped": 1.0, **self.gradient(rows, old_logprobs)}
-        if "policy/loss" not in metrics:
-            return metrics
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), optim.max_grad_norm)
-        metrics["policy/grad_norm"] = norm.item()
-        if torch.isfinite(norm):
+        lr = learning_rate(
+            self.version, self.config.train.steps, optim.lr, optim.warmup_steps, optim.schedule, optim.final_lr_share
+        )
+        metrics = {"policy/lr": lr, "policy/skipped": 1.0, **self.gradient(rows, old_logprobs, weights)}
+        if "policy/loss" in metrics:
+            metrics["policy/grad_norm"], stepped = self.step(lr)
+            metrics["policy/skipped"] = float(not stepped)
+        return metrics
+
+    def packs(
+        self, sequences: Sequence[Sequence[int]], target_positions: Sequence[Sequence[int]], members: Sequence[int]
+    ) -> Iterator[Pack]:
+        """This rank's micro-batches of the members that have a target (a full context leaves no room for one). All
+        ranks get the same number, if need be of packs without members."""
+        members = [m for m in members if target_positions[m]]
+        lengths = [len(ids) for ids in sequences]
+        shares = deal(lengths, members, self.config.train.micro_batch_tokens, distributed.world())
+        for part in shares[distributed.rank()]:
+            yield make_pack(sequences, target_positions, part, self.device)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of one micro-batch's part of a loss, which is the sum of all parts on all ranks."""
+        (loss * distributed.world()).backward()  # FSDP takes the ranks' mean
+
+    def step(self, lr: float) -> tuple[float, bool]:
+        """Clip the gradient's norm, step, clear the gradient. Returns (norm before clipping, whether it was finite and
+        a step was taken)."""
+        norm = torch.nn.utils.clip_grad_norm_(self.weights, self.config.optim.max_grad_norm)
+        norm = distributed.full(norm).item()
+        finite = math.isfinite(norm)
+        if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()
             self.version += 1
-            metrics["policy/skipped"] = 0.0
+            if self.masters:
+                self.masters.refresh()
         self.optimizer.zero_grad(set_to_none=True)
-        return metrics
+        return norm, finite
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The weights (fp32) and the optimiser's state by name, each this rank's shard: what a checkpoint holds, and
+        what it is loaded into. Buffers don't train and come with the model."""
+        values = {f"model.{name}": weight.detach() for name, weight in zip(self.names, self.weights)}
+        for name, weight in zip(self.names, self.weights):
+            for key, value in self.optimizer.state[weight].items():
+                values[f"optimizer.{name}.{key}"] = value
+        return values
 
     def state(self) -> dict[str, Any]:
-        """Model, optimiser and version, as rl.checkpoint saves them."""
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "learner": {"version": self.version},
-        }
+        """What else a checkpoint holds of the learner."""
+        return {"version": self.version}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned. Raises torch's errors for another model's weights."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.version = state["learner"]["version"]
+    def restored(self, state: dict[str, Any]) -> None:
+        """Go on from `tensors` that were loaded, and the `state` saved with them."""
+        self.version = state["version"]
+        if self.masters:
+            self.masters.refresh()
 
-    def _batches(self, rows: Sequence[Row], members: Sequence[int]) -> Iterator[Batch]:
-        """Padded micro-batches of the members that have a completion (a full context leaves no room for one)."""
-        sequences = [row.ids for row in rows]
-        positions = [row.target_positions for row in rows]
-        members = [m for m in members if positions[m]]
-        for part in micro_batches([len(ids) for ids in sequences], members, self.config.train.micro_batch_tokens):
-            yield make_batch(sequences, positions, part, self.device)
+    @torch.no_grad()
+    def plain_model(self) -> torch.nn.Module | None:
+        """An ordinary model with the present weights, for an engine to sample from, in the dtype that is computed in:
+        the learner's own in one process; with several ranks a copy on rank 0, and None on the others."""
+        if distributed.world() == 1:
+            return self.model
+        targets = dict(self._copy.named_parameters()) if self._copy is not None else {}
+        for name, weight in zip(self.names, self.weights):
+            value = distributed.full(weight)
+            if targets:
+                targets[name].copy_(value)
+        return self._copy
 
-    def _logits(self, batch: Batch) -> torch.Tensor:
-        return target_logits(self.model, batch, self.config.train.autocast) / self.config.rollout.temperature
-
-
-def target_logits(model: torch.nn.Module, batch: Batch, autocast: bool) -> torch.Tensor:
-    """fp32 logits [targets, vocabulary] at the positions that predict a target, and only there.
-
-    Prompts are most of a multi-turn row: a [rows, tokens, vocabulary] tensor for them would be the largest of all.
-    """
-    context = torch.autocast("cuda", dtype=torch.bfloat16) if autocast else contextlib.nullcontext()
-    with context:
-        hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-        return model.get_output_embeddings()(hidden[batch.where]).float()
+    @torch.no_grad()
+    def export(self, tokenizer: Any, folder: Path) -> None:
+        """Write the present weights in fp32, with the tokenizer, as an ordinary Hugging Face folder."""
+        whole: dict[str, torch.Tensor] = {}
+        for name, weight in zip(self.names, self.weights):
+            value = distributed.full(weight.detach())  # all ranks take part in this, rank 0 keeps it
+            if distributed.first():
+                whole[name] = value.cpu()
+        model = self._copy if distributed.world() > 1 else self.model
+        distributed.agree(lambda: checkpoint.save_folder(model, tokenizer, folder, whole))
 
 
-def token_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Log-softmax of `logits` [targets, vocabulary] at `targets` [targets]."""
-    return logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+def plain_copy(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """A copy whose parameters, and no buffers, are `dtype`."""
+    twin = copy.deepcopy(model)
+    for p in twin.parameters():
+        p.data = p.data.to(dtype)
+    return twin
 
 
-def token_entropies(logits: torch.Tensor) -> torch.Tensor:
-    """Entropy in nats of softmax(logits), [targets, vocabulary] -> [targets]."""
-    logprobs = logits.log_softmax(-1)
-    return -(logprobs.exp() * logprobs).sum(-1)
+def _sequences(rows: Sequence[Row]) -> tuple[list[list[int]], list[range]]:
+    return [row.ids for row in rows], [row.target_positions for row in rows]
 
 
-def make_optimizer(model: torch.nn.Module, config: Optim, lr: float) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only: decaying norms' gains and biases pulls them to 0 for nothing."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=lr, betas=(config.beta1, config.beta2), fused=parameters[0].is_cuda)
+def _joined(values: Sequence[torch.Tensor], pack: Pack) -> torch.Tensor:
+    """[targets]: the pack's members' values end to end."""
+    return torch.cat([*(values[m] for m in pack.members), torch.empty(0)])
 
 
-@torch.no_grad()
-def check_head(model: torch.nn.Module) -> None:
-    """Raise ValueError unless the model's own logits are what `target_logits` computes."""
-    ids = torch.arange(4, device=next(model.parameters()).device).unsqueeze(0)
-    batch = make_batch(ids.tolist(), [[1, 2, 3]], [0], ids.device)
-    own = model(input_ids=ids, use_cache=False).logits[0, :3].float()
-    if not torch.allclose(target_logits(model, batch, autocast=False), own, rtol=1e-3, atol=1e-3):
-        raise ValueError(
-            f"{type(model).__name__} does more to its logits than its output head (soft-capping, scaling?): it can't "
-            "be trained here; use a model with a plain head, e.g. Qwen3 or Llama"
-        )
+def _by_token(values: Sequence[torch.Tensor], pack: Pack) -> torch.Tensor:
+    """[targets]: each member's value, a number or one a token, at its tokens."""
+    spread = [value.expand(count) for value, count in zip(values, pack.target_counts, strict=True)]
+    return torch.cat([*spread, torch.empty(0)])

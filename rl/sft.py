@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on the collected trajectories: `python -m rl.sft --run DIR`. One process, one device.
+"""Supervised fine-tuning on the collected trajectories: `python -m rl.sft --run DIR`, alone or under torchrun.
 
 Reads DIR/collect/trajectories.jsonl, trains on completion tokens only, one sequence a trajectory, and writes
 DIR/sft/model (a Hugging Face folder), metrics.jsonl, wall.jsonl, and DONE last. A checkpoint an epoch; run again, it
@@ -8,6 +8,7 @@ goes on from there.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import sys
 import time
@@ -18,11 +19,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from rl import checkpoint, seeding
-from rl.batch import make_batch, micro_batches
+from rl import checkpoint, distributed, seeding
 from rl.config import Config, ConfigError, load_run
-from rl.learner import make_optimizer, target_logits, token_logprobs
+from rl.learner import Learner
 from rl.metrics import MetricsWriter
+from rl.optimizer import learning_rate
 from rl.records import read_trajectories
 
 
@@ -62,77 +63,67 @@ def epoch_batches(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: i
     return batches
 
 
-def learning_rate(step: int, total_steps: int, peak: float, warmup_share: float) -> float:
-    """Linear from peak/warmup to peak over the first share of steps, then a cosine to 0. `step` counts from 0."""
-    warmup = math.ceil(warmup_share * total_steps)
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total_steps - warmup)))
+def train_step(learner: Learner, examples: Sequence[Example], lr: float) -> dict[str, float]:
+    """One optimiser step on the mean loss of all trained tokens of `examples`; returns the step's sft/* metrics.
 
-
-def train_step(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, examples: Sequence[Example], config: Config, lr: float
-) -> dict[str, float]:
-    """One optimiser step on the mean loss of all trained tokens of `examples`; returns the step's sft/* metrics."""
-    device = next(model.parameters()).device
+    Raises FloatingPointError where the gradient isn't finite.
+    """
     tokens = sum(len(e.target_positions) for e in examples)
     sequences, positions = [e.ids for e in examples], [e.target_positions for e in examples]
-    optimizer.zero_grad(set_to_none=True)
-    loss, right = 0.0, 0
-    limit = config.train.micro_batch_tokens
-    for members in micro_batches([len(ids) for ids in sequences], range(len(examples)), limit):
-        batch = make_batch(sequences, positions, members, device)
-        logits = target_logits(model, batch, config.train.autocast)
-        part = -token_logprobs(logits, batch.targets).sum() / tokens
-        part.backward()
-        loss += part.item()
-        right += int((logits.argmax(-1) == batch.targets).sum())
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.max_grad_norm).item()
-    if not math.isfinite(norm):
-        raise FloatingPointError(f"the gradient's norm is {norm}: lower sft.lr (now {config.sft.lr:g}) and run again")
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
+    sums = [0.0, 0.0]
+    for pack in learner.packs(sequences, positions, range(len(examples))):
+        values = learner.policy(pack)
+        part = -values.logprobs.sum() / tokens
+        learner.backward(part)
+        sums = [sums[0] + part.item(), sums[1] + int(values.greedy.sum())]
+    loss, right = (sum(parts) for parts in zip(*distributed.gather(sums)))
+    norm, stepped = learner.step(lr)
+    if not stepped:
+        now = learner.config.sft.lr
+        raise FloatingPointError(f"the gradient's norm is {norm}: lower sft.lr (now {now:g}) and run again")
     return {"sft/loss": loss, "sft/lr": lr, "sft/grad_norm": norm, "sft/accuracy": right / tokens}
 
 
-def train(model: torch.nn.Module, examples: Sequence[Example], config: Config, folder: Path) -> None:
-    """Train `model` in place for `config.sft.epochs`, going on from the newest checkpoint in folder/checkpoints.
+def train(model: torch.nn.Module, examples: Sequence[Example], config: Config, folder: Path) -> Learner:
+    """Train `model` for `config.sft.epochs`, going on from the newest checkpoint in folder/checkpoints.
 
-    Steps are counted from 1. Raises ValueError without examples.
+    Steps are counted from 1. Returns the learner that holds the result. Raises ValueError without examples.
     """
     if not examples:
         raise ValueError("no example to train on")
-    model.to(config.device).float().eval()  # no dropout: what is learned is what the engine samples from
-    optimizer = make_optimizer(model, config.optim, config.sft.lr)
+    settings = config.sft
+    learner = Learner(model, config, temperature=1.0)
     lengths = [len(e.ids) for e in examples]
-    epochs = [epoch_batches(lengths, config.sft.batch_tokens, config.seed, e) for e in range(config.sft.epochs)]
+    epochs = [epoch_batches(lengths, settings.batch_tokens, config.seed, e) for e in range(settings.epochs)]
     total = sum(len(batches) for batches in epochs)
+    warmup = math.ceil(settings.warmup_share * total)
     done_epochs = 0
-    newest = checkpoint.load_newest(folder / "checkpoints")
+    newest = checkpoint.newest(folder / "checkpoints")
     if newest is not None:
-        done_epochs, state = newest
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        done_epochs = checkpoint.step_of(newest)
+        learner.restored(checkpoint.load(newest, learner.tensors())["learner"])
     step = sum(len(batches) for batches in epochs[:done_epochs])
+    quiet = not distributed.first()
     with (
-        MetricsWriter(folder, resume_step=step + 1) as metrics,
-        tqdm(total=total, initial=step, desc="SFT", unit="step", mininterval=1.0) as bar,
+        contextlib.nullcontext() if quiet else MetricsWriter(folder, resume_step=step + 1) as metrics,
+        tqdm(total=total, initial=step, desc="SFT", unit="step", mininterval=1.0, disable=quiet) as bar,
     ):
         for epoch in range(done_epochs, len(epochs)):
             for batch in epochs[epoch]:
                 begun = time.perf_counter()
-                lr = learning_rate(step, total, config.sft.lr, config.sft.warmup_share)
+                lr = learning_rate(step, total, settings.lr, warmup, settings.schedule)
                 step += 1
-                values = train_step(model, optimizer, [examples[i] for i in batch], config, lr)
-                metrics.write(step, values)
+                values = train_step(learner, [examples[i] for i in batch], lr)
                 seconds = time.perf_counter() - begun
                 rate = sum(lengths[i] for i in batch) / seconds
-                metrics.write_wall(step, {"seconds/learn": seconds, "tokens_per_s": rate})
+                if metrics:
+                    metrics.write(step, values)
+                    metrics.write_wall(step, {"seconds/learn": seconds, "tokens_per_s": rate})
                 bar.set_postfix_str(f"loss {values['sft/loss']:.3f}, {rate:,.0f} tokens/s", refresh=False)
                 bar.update()
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            checkpoint.save(folder / "checkpoints", epoch + 1, state, config.train.keep_checkpoints)
+            plain = {"learner": learner.state(), "config": config.to_json()}
+            checkpoint.save(folder / "checkpoints", epoch + 1, learner.tensors(), plain, config.train.keep_checkpoints)
+    return learner
 
 
 def load_examples(source: Path, tokenizer, context: int) -> list[Example]:
@@ -163,24 +154,27 @@ def main(run: Path) -> None:
     source = run / "collect" / "trajectories.jsonl"
     if not source.is_file():
         raise FileNotFoundError(f"{source} is missing: run `python -m rl.collect --run {run}` first")
+    distributed.start(config.device)
     seeding.seed_everything(config.seed)
     from rl import modeling  # imports transformers, which takes seconds: not for a finished stage
 
     start = Path(config.model.path) if config.model.path else folder / "init"
-    if not config.model.path and not (start / "config.json").is_file():
-        texts = [
-            text
-            for trajectory in read_trajectories(source)
-            for turn in trajectory.turns
-            for text in (turn.prompt_text, turn.completion_text)
-        ]
+
+    def build() -> None:
+        if config.model.path or (start / "config.json").is_file():
+            return
+        turns = [turn for trajectory in read_trajectories(source) for turn in trajectory.turns]
+        texts = [text for turn in turns for text in (turn.prompt_text, turn.completion_text)]
         modeling.build_initial(config, texts, start)
+
+    distributed.agree(build)
     model, tokenizer = modeling.load(start, config.device)
     examples = load_examples(source, tokenizer, config.model.context)
-    print(f"SFT: {len(examples)} trajectories, {sum(len(e.ids) for e in examples):,} tokens an epoch", flush=True)
-    train(model, examples, config, folder)
-    checkpoint.save_folder(model, tokenizer, folder / "model")
-    checkpoint.mark_done(folder)
+    if distributed.first():
+        print(f"SFT: {len(examples)} trajectories, {sum(len(e.ids) for e in examples):,} tokens an epoch", flush=True)
+    learner = train(model, examples, config, folder)
+    learner.export(tokenizer, folder / "model")
+    distributed.agree(lambda: checkpoint.mark_done(folder))
 
 
 if __name__ == "__main__":
@@ -189,5 +183,6 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     try:
         main(arguments.run)
-    except (ConfigError, FileNotFoundError, checkpoint.CheckpointError) as error:
+        distributed.stop()
+    except (ConfigError, FileNotFoundError, checkpoint.CheckpointError, distributed.RankError) as error:
         sys.exit(f"rl.sft: {error}")

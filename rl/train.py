@@ -1,13 +1,18 @@
-"""Reinforcement learning: `python -m rl.train --run DIR`. One process, one device; the judge has processes of its own.
+"""Reinforcement learning: `python -m rl.train --run DIR`, or `torchrun --nproc-per-node N -m rl.train --run DIR`.
 
 Reads DIR/problems/train.jsonl and DIR/sft/model and writes below DIR/rl: trajectories/step_*.jsonl, metrics.jsonl,
 wall.jsonl, checkpoints/, and at the end model/ and DONE. Run again after a kill, it goes on from the newest checkpoint,
 and on the CPU ends in the same bytes as a run that was never killed.
+
+Under torchrun the learner is sharded over the ranks. Rank 0 alone samples, judges and writes: then a step has one
+writer and one order of samples, and its trajectories are those of a run in one process. They are broadcast, and from
+there on all ranks compute the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -20,12 +25,13 @@ from tqdm import tqdm
 from env.pool import PoolError
 from env.problems import ProblemError, load_jsonl
 from env.records import Problem
-from rl import checkpoint, prompts, seeding
+from rl import checkpoint, distributed, prompts, seeding
 from rl.advantages import advantages
 from rl.batch import Row, rows_of
 from rl.config import Config, ConfigError, load_run
 from rl.engines.base import Engine, Sampling
 from rl.learner import Learner
+from rl.loss import kl_k3
 from rl.metrics import MetricsWriter, rollout_metrics
 from rl.records import Trajectory
 from rl.rejection import mismatch_masks, mismatch_metrics, prs_rejects
@@ -79,14 +85,17 @@ def set_masks(
 def train_step(
     step: int,
     learner: Learner,
-    engine: Engine,
-    judge: Judge,
+    engine: Engine | None,
+    judge: Judge | None,
     tokenizer: Any,
     problems: Sequence[Problem],
     config: Config,
     path: Path,
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """One step of RL on `problems`; trajectories go to `path`. Returns (metrics, wall-clock values)."""
+    """One step of RL on `problems`; trajectories go to `path`. Returns (metrics, wall-clock values).
+
+    engine and judge are there on rank 0, and None on the others.
+    """
     settings = config.rollout
     begun = time.perf_counter()
     plan = Plan(
@@ -100,20 +109,27 @@ def train_step(
         policy_version=learner.version,
         overlap=config.device == "cpu",
     )
-    path.unlink(missing_ok=True)
-    trajectories, wall = rollout(engine, judge, tokenizer, problems, plan, path, f"step {step}")
+
+    def sample() -> tuple[list[Trajectory], dict[str, float]]:
+        path.unlink(missing_ok=True)
+        return rollout(engine, judge, tokenizer, problems, plan, path, f"step {step}")
+
+    trajectories, wall = distributed.agree(sample)
     learning = time.perf_counter()
     set_advantages(trajectories, config)
     rows = [row for trajectory in trajectories for row in rows_of(trajectory)]
     before = learner.evaluate(rows)
     set_masks(rows, before.logprobs, trajectories, config)
-    write_trajectories(path, trajectories)  # once more, now with advantages and masks
+    distributed.agree(lambda: write_trajectories(path, trajectories))  # once more, now with advantages and masks
     metrics = rollout_metrics(trajectories)
     metrics |= mismatch_metrics(before.logprobs, [torch.tensor(row.rollout_logprobs) for row in rows])
     metrics["policy/entropy"] = before.entropy()
+    metrics["policy/kl"] = kl_k3(before.logprobs, [torch.tensor(row.rollout_logprobs) for row in rows])
     metrics |= learner.update(rows, before.logprobs)
     metrics["policy/version"] = learner.version
-    engine.push(learner.model)
+    model = learner.plain_model()
+    if engine:
+        engine.push(model)
     ended = time.perf_counter()
     wall["seconds/learn"] = ended - learning
     wall["seconds/step"] = ended - begun
@@ -121,19 +137,40 @@ def train_step(
     return metrics, wall
 
 
-def resume(learner: Learner, folder: Path) -> int:
+def resume(learner: Learner, folder: Path, seed: int) -> int:
     """Take over the newest checkpoint and remove what later steps left. Returns the number of steps done."""
-    newest = checkpoint.load_newest(folder / "checkpoints", str(learner.device))
+    newest = checkpoint.newest(folder / "checkpoints")
     done = 0
     if newest is not None:
-        done, state = newest
-        learner.load_state(state)
-        seeding.set_rng_state(state["rng"])
-        print(f"RL goes on after step {done}", flush=True)
-    for path in (folder / "trajectories").glob("*step_*.jsonl"):
-        if int(path.stem.rpartition("_")[2]) > done:
-            path.unlink()
+        done = checkpoint.step_of(newest)
+        plain = checkpoint.load(newest, learner.tensors())
+        learner.restored(plain["learner"])
+        generators = plain["rng"]
+        if distributed.rank() < len(generators):
+            seeding.set_rng_state(generators[distributed.rank()])
+        else:  # more ranks than before
+            seeding.seed_everything(seeding.derive(seed, "resume", done, distributed.rank()))
+        if distributed.first():
+            print(f"RL goes on after step {done}", flush=True)
+
+    def remove_later() -> None:
+        for path in (folder / "trajectories").glob("*step_*.jsonl"):
+            if int(path.stem.rpartition("_")[2]) > done:
+                path.unlink()
+
+    distributed.agree(remove_later)
     return done
+
+
+def save(learner: Learner, folder: Path, step: int, config: Config) -> None:
+    """A checkpoint after `step`, which is the data cursor too (`pick_problems`)."""
+    plain = {
+        "step": step,
+        "learner": learner.state(),
+        "rng": distributed.gather(seeding.rng_state()),
+        "config": config.to_json(),
+    }
+    checkpoint.save(folder / "checkpoints", step, learner.tensors(), plain, config.train.keep_checkpoints)
 
 
 def main(run: Path) -> None:
@@ -144,34 +181,36 @@ def main(run: Path) -> None:
         return
     config = load_run(run)
     problems = load_jsonl(run / "problems" / "train.jsonl")
+    distributed.start(config.device)
     seeding.seed_everything(config.seed)
     from rl import modeling  # imports transformers, which takes seconds: not for a finished stage
     from rl.engines.hf import HFEngine
 
     model, tokenizer = modeling.load(run / "sft" / "model", config.device)
     learner = Learner(model, config)
-    engine = HFEngine(learner.model, config.rollout.batch_size, config.train.autocast)
-    done = resume(learner, folder)
-    steps, every = config.train.steps, config.train.checkpoint_every
+    done = resume(learner, folder, config.seed)
+    plain_model = learner.plain_model()
+    steps, every, first = config.train.steps, config.train.checkpoint_every, distributed.first()
+    engine = HFEngine(plain_model, config.rollout.batch_size, config.train.autocast) if first else None
     with (
-        make_pool(config) as judge,
-        MetricsWriter(folder, resume_step=done + 1) as writer,
-        tqdm(total=steps, initial=done, desc="RL", unit="step", mininterval=1.0) as bar,
+        make_pool(config) if first else contextlib.nullcontext() as judge,
+        MetricsWriter(folder, resume_step=done + 1) if first else contextlib.nullcontext() as writer,
+        tqdm(total=steps, initial=done, desc="RL", unit="step", mininterval=1.0, disable=not first) as bar,
     ):
         for step in range(done + 1, steps + 1):
             chosen = pick_problems(problems, config.rollout.prompts_per_step, config.seed, step)
             path = folder / "trajectories" / f"step_{step:05d}.jsonl"
             metrics, wall = train_step(step, learner, engine, judge, tokenizer, chosen, config, path)
-            writer.write(step, metrics)
-            writer.write_wall(step, wall)
+            if writer:
+                writer.write(step, metrics)
+                writer.write_wall(step, wall)
             if step % every == 0 or step == steps:
-                state = {**learner.state(), "rng": seeding.rng_state()}
-                checkpoint.save(folder / "checkpoints", step, state, config.train.keep_checkpoints)
+                save(learner, folder, step, config)
             fast = metrics.get("fast/1.2_turn1", 0.0)
             bar.set_postfix_str(f"reward {metrics.get('reward/mean', 0.0):.2f}, fast@1.2 {fast:.0%}", refresh=False)
             bar.update()
-    checkpoint.save_folder(learner.model, tokenizer, folder / "model")
-    checkpoint.mark_done(folder)
+    learner.export(tokenizer, folder / "model")
+    distributed.agree(lambda: checkpoint.mark_done(folder))
 
 
 if __name__ == "__main__":
@@ -180,5 +219,13 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     try:
         main(arguments.run)
-    except (ConfigError, FileNotFoundError, PoolError, ProblemError, checkpoint.CheckpointError) as error:
+        distributed.stop()
+    except (
+        ConfigError,
+        FileNotFoundError,
+        PoolError,
+        ProblemError,
+        checkpoint.CheckpointError,
+        distributed.RankError,
+    ) as error:
         sys.exit(f"rl.train: {error}")

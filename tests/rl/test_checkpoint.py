@@ -1,8 +1,9 @@
-"""Checkpoints: whole or not there, newest good one wins, damage is seen."""
+"""Checkpoints: whole or not there, newest good one wins, damage is seen, a full disk is said."""
 
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,50 +13,66 @@ import torch
 
 from rl import checkpoint
 
-pytestmark = pytest.mark.budget(40)
+pytestmark = pytest.mark.budget(60)
 
 
-def state(value):
-    return {
-        "model": {"w": torch.full((50,), float(value)), "b": torch.arange(3)},
-        "cursor": {"step": value, "order": [3, 1, 2], "name": "x", "rng": [3, [1, 2], None]},
-    }
+def tensors(value):
+    return {"model.w": torch.full((50,), float(value)), "model.b": torch.arange(3) + value, "step": torch.tensor(1.0)}
+
+
+def save(folder, step, value=None, keep=2):
+    value = step if value is None else value
+    plain = {"step": value, "order": [3, 1, 2], "name": "x", "rng": [3, [1, 2], None], "bytes": torch.arange(4)}
+    return checkpoint.save(folder, step, tensors(value), plain, keep)
+
+
+def load(path):
+    """(tensors, plain) of a checkpoint, loaded over other values."""
+    loaded = tensors(-1)
+    return loaded, checkpoint.load(path, loaded)
 
 
 def test_what_is_saved_comes_back(tmp_path):
-    assert checkpoint.load_newest(tmp_path) is None
-    path = checkpoint.save(tmp_path, 12, state(12), keep=2)
-    assert path.name == "step_00012"
-    step, loaded = checkpoint.load_newest(tmp_path)
-    assert step == 12
-    assert torch.equal(loaded["model"]["w"], state(12)["model"]["w"])
-    assert loaded["cursor"] == state(12)["cursor"]
+    assert checkpoint.newest(tmp_path) is None
+    path = save(tmp_path, 12)
+    assert path.name == "step_00012" and checkpoint.newest(tmp_path) == path and checkpoint.step_of(path) == 12
+    loaded, plain = load(path)
+    assert all(torch.equal(value, tensors(12)[name]) for name, value in loaded.items())
+    assert torch.equal(plain.pop("bytes"), torch.arange(4))
+    assert plain == {"step": 12, "order": [3, 1, 2], "name": "x", "rng": [3, [1, 2], None]}
 
 
 def test_the_newest_few_are_kept(tmp_path):
     for step in (1, 2, 9, 10, 100000):
-        checkpoint.save(tmp_path, step, state(step), keep=2)
+        save(tmp_path, step)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00010", "step_100000"]
-    assert checkpoint.load_newest(tmp_path)[0] == 100000
+    assert checkpoint.newest(tmp_path).name == "step_100000"
 
 
 def test_the_same_step_can_be_saved_again(tmp_path):
-    checkpoint.save(tmp_path, 1, state(1), keep=1)
-    checkpoint.save(tmp_path, 1, state(5), keep=1)
-    assert checkpoint.load_newest(tmp_path)[1]["cursor"]["step"] == 5
+    save(tmp_path, 1, keep=1)
+    save(tmp_path, 1, value=5, keep=1)
+    assert load(checkpoint.newest(tmp_path))[1]["step"] == 5
     assert [path.name for path in tmp_path.iterdir()] == ["step_00001"]
 
 
+def shard_of(path):
+    (shard,) = path.glob("*.distcp")
+    return shard
+
+
 def cut_in_half(path):
-    file = path / "model.pt"
-    os.truncate(file, file.stat().st_size // 2)
+    os.truncate(shard_of(path), shard_of(path).stat().st_size // 2)
 
 
 def flip_a_byte(path):
-    file = path / "model.pt"
-    data = bytearray(file.read_bytes())
+    data = bytearray(shard_of(path).read_bytes())
     data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    shard_of(path).write_bytes(data)
+
+
+def cut_metadata(path):
+    os.truncate(path / ".metadata", 10)
 
 
 def cut_manifest(path):
@@ -63,41 +80,55 @@ def cut_manifest(path):
 
 
 def lose_a_file(path):
-    (path / "cursor.pt").unlink()
+    (path / "plain.pt").unlink()
 
 
 def lose_manifest_entries(path):
     (path / "manifest.json").write_text(json.dumps({"step": 2}))
 
 
-@pytest.mark.parametrize("damage", [cut_in_half, flip_a_byte, cut_manifest, lose_a_file, lose_manifest_entries])
+def empty_manifest(path):
+    (path / "manifest.json").write_text(json.dumps({"step": 2, "files": {}}))
+
+
+DAMAGES = [cut_in_half, flip_a_byte, cut_metadata, cut_manifest, lose_a_file, lose_manifest_entries, empty_manifest]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path, caplog, damage):
-    checkpoint.save(tmp_path, 1, state(1), keep=3)
-    damage(checkpoint.save(tmp_path, 2, state(2), keep=3))
+    save(tmp_path, 1, keep=3)
+    damage(save(tmp_path, 2, keep=3))
     with caplog.at_level(logging.WARNING):
-        assert checkpoint.load_newest(tmp_path)[0] == 1
+        assert checkpoint.newest(tmp_path).name == "step_00001"
     assert "step_00002" in caplog.text
 
 
 def test_starting_over_is_never_silent(tmp_path):
-    cut_in_half(checkpoint.save(tmp_path, 1, state(1), keep=1))
+    cut_in_half(save(tmp_path, 1, keep=1))
     with pytest.raises(checkpoint.CheckpointError, match="delete that folder"):
-        checkpoint.load_newest(tmp_path)
+        checkpoint.newest(tmp_path)
 
 
 def test_a_half_written_folder_is_ignored_and_removed(tmp_path):
-    checkpoint.save(tmp_path, 1, state(1), keep=2)
+    save(tmp_path, 1)
     half = tmp_path / ".tmp-step_00002"
     half.mkdir()
-    (half / "model.pt").write_bytes(b"PK")
-    assert checkpoint.load_newest(tmp_path)[0] == 1
+    (half / "__0_0.distcp").write_bytes(b"PK")
+    assert checkpoint.newest(tmp_path).name == "step_00001"
     assert not half.exists()
 
 
-def test_nothing_but_plain_data_is_read_back(tmp_path):
-    checkpoint.save(tmp_path, 1, {"model": {"f": Evil()}}, keep=1)
-    with pytest.raises(Exception, match=r"[Ww]eights.only"):
-        checkpoint.load_newest(tmp_path)
+@pytest.mark.parametrize("other", ["another shape", "a name more"])
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, other):
+    path = save(tmp_path, 1)
+    wanted = tensors(0)
+    if other == "a name more":
+        wanted["model.extra"] = torch.zeros(2)
+    else:
+        wanted["model.w"] = torch.zeros(51)
+    with pytest.raises(checkpoint.CheckpointError, match="not of this model") as raised:
+        checkpoint.load(path, wanted)
+    assert ("model.extra" if other == "a name more" else "model.w") in str(raised.value)
 
 
 class Evil:
@@ -105,17 +136,53 @@ class Evil:
         return os.system, ("true",)
 
 
+def test_the_plain_part_runs_no_code(tmp_path):
+    path = checkpoint.save(tmp_path, 1, tensors(1), {"f": Evil()}, keep=1)
+    with pytest.raises(Exception, match=r"[Ww]eights.only"):
+        load(path)
+
+
+def test_a_full_disk_is_known_before_anything_is_written(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(checkpoint.CheckpointError, match="too full for a checkpoint"):
+        save(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00001"]
+
+
+LIMITED = """
+import resource, signal, sys, torch
+from pathlib import Path
+from rl import checkpoint
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))  # as if the disk ran full while writing
+try:
+    checkpoint.save(Path(sys.argv[1]), 2, {"w": torch.zeros(1_000_000)}, {}, keep=2)
+except checkpoint.CheckpointError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_runs_full_while_writing_leaves_the_checkpoint_before(tmp_path):
+    save(tmp_path, 1)
+    output = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "step_00002 could not be written" in output.stdout and "make room" in output.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00001"]
+    assert checkpoint.newest(tmp_path).name == "step_00001"
+
+
 KILLED = """
 import sys, torch
 from pathlib import Path
 from rl import checkpoint
 folder = Path(sys.argv[1])
-step = checkpoint.load_newest(folder)
-step = step[0] if step else 0
+newest = checkpoint.newest(folder)
+step = checkpoint.step_of(newest) if newest else 0
 print("from", step, flush=True)
 while True:
     step += 1
-    checkpoint.save(folder, step, {"model": torch.full((200_000,), float(step)), "at": step}, keep=2)
+    checkpoint.save(folder, step, {"model": torch.full((200_000,), float(step))}, {"at": step}, keep=2)
 """
 
 
@@ -131,11 +198,11 @@ def test_kills_at_random_instants_leave_a_whole_checkpoint_and_progress(tmp_path
         finally:
             process.kill()
             process.communicate()
-        step, loaded = checkpoint.load_newest(tmp_path)
-        assert step > reached
-        assert loaded["at"] == step
-        assert torch.equal(loaded["model"], torch.full((200_000,), float(step)))
-        reached = step
+        path = checkpoint.newest(tmp_path)
+        loaded = {"model": torch.zeros(200_000)}
+        assert checkpoint.load(path, loaded)["at"] == checkpoint.step_of(path) > reached
+        reached = checkpoint.step_of(path)
+        assert torch.equal(loaded["model"], torch.full((200_000,), float(reached)))
 
 
 def test_done_marks(tmp_path):

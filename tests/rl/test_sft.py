@@ -12,6 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 import rl
 from rl import checkpoint, seeding, sft
 from rl.config import Config, load_recipe
+from rl.learner import Learner
 from rl.records import Trajectory, Turn, append_trajectories
 
 pytestmark = pytest.mark.budget(30)
@@ -73,16 +74,6 @@ def test_epochs_hold_every_example_once_within_the_budget_and_differ():
     assert sft.epoch_batches([100, 100], 64, 1, 0) in ([[0], [1]], [[1], [0]])
 
 
-def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine():
-    rates = [sft.learning_rate(step, 100, 2.0, 0.1) for step in range(100)]
-    assert rates[:10] == pytest.approx([0.2 * (i + 1) for i in range(10)])
-    assert rates[10] == 2.0
-    assert rates[55] == pytest.approx(1.0)
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert 0 < rates[-1] < 0.01
-    assert sft.learning_rate(0, 1, 2.0, 0.0) == 2.0
-
-
 def test_a_step_reports_the_mean_loss_over_trained_tokens_whatever_the_micro_batches():
     examples = copies(6)
     model = tiny_model().eval()
@@ -95,8 +86,7 @@ def test_a_step_reports_the_mean_loss_over_trained_tokens_whatever_the_micro_bat
     for limit in (1, 24, 4096):
         model = tiny_model().eval()
         settings = config(train__micro_batch_tokens=limit)
-        optimizer = sft.make_optimizer(model, settings.optim, 1e-3)
-        values = sft.train_step(model, optimizer, examples, settings, 1e-3)
+        values = sft.train_step(Learner(model, settings, temperature=1.0), examples, 1e-3)
         assert values["sft/loss"] == pytest.approx(total / 24, rel=1e-5)
         assert values["sft/accuracy"] == pytest.approx(right / 24)
 
@@ -139,7 +129,7 @@ def test_a_run_killed_within_an_epoch_ends_in_the_same_bytes(tmp_path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         sft.train(tiny_model(), examples, config(), tmp_path / "broken")
     monkeypatch.setattr(sft, "train_step", plain)
-    assert checkpoint.load_newest(tmp_path / "broken" / "checkpoints")[0] == 1
+    assert checkpoint.newest(tmp_path / "broken" / "checkpoints").name == "step_00001"
     resumed = tiny_model()
     sft.train(resumed, examples, config(), tmp_path / "broken")
     for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True):
@@ -149,11 +139,10 @@ def test_a_run_killed_within_an_epoch_ends_in_the_same_bytes(tmp_path, monkeypat
 
 
 def test_a_gradient_that_is_not_finite_says_what_to_do():
-    model = tiny_model()
-    model.model.embed_tokens.weight.data[0] = math.inf
-    settings = config()
+    learner = Learner(tiny_model(), config())
+    learner.model.model.embed_tokens.weight.data[0] = math.inf
     with pytest.raises(FloatingPointError, match=r"lower sft\.lr"):
-        sft.train_step(model, sft.make_optimizer(model, settings.optim, 1e-3), copies(2), settings, 1e-3)
+        sft.train_step(learner, copies(2), 1e-3)
 
 
 def test_no_examples_is_an_error(tmp_path):
