@@ -144,12 +144,19 @@ def make_pack(
     predicted = [begin + p for begin, m in zip(starts.tolist(), members) for p in target_positions[m]]
     places = torch.tensor(predicted, dtype=torch.long)
     return Pack(
-        input_ids=ids.unsqueeze(0).to(device),
-        position_ids=torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0).to(device),
-        starts=starts.to(device, torch.int32),
+        input_ids=send(ids.unsqueeze(0), device),
+        position_ids=send(torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0), device),
+        starts=send(starts.to(torch.int32), device),
         longest=max(lengths),
-        where=(places - 1).to(device),
-        targets=ids[places].to(device),
+        where=send(places - 1, device),
+        targets=send(ids[places], device),
         members=list(members),
         target_counts=[len(target_positions[m]) for m in members],
     )
+
+
+def send(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Copy a CPU tensor to the device without waiting for what runs there: from pageable memory CUDA would."""
+    if torch.device(device).type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -8,6 +8,7 @@ may be in bf16 (`train.autocast`).
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from rl import checkpoint, distributed
-from rl.batch import Pack, Row, deal, make_pack
+from rl.batch import Pack, Row, deal, make_pack, send
 from rl.config import Config
 from rl.loss import LossInput, count_rows, policy_loss
 from rl.optimizer import Masters, learning_rate, make_optimizer
@@ -75,15 +76,17 @@ class Learner:
     @torch.no_grad()
     def evaluate(self, rows: Sequence[Row]) -> TokenStats:
         """Log-probs and entropies of all rows' completion tokens under the present weights, in the order of `rows`."""
-        mine: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        mine = []
         for pack in self.packs(*_sequences(rows), range(len(rows))):
             values = self.policy(pack)
-            parts = (part.cpu().split(pack.target_counts) for part in (values.logprobs, values.entropies))
-            mine.update(zip(pack.members, zip(*parts)))
+            mine.append((pack.members, pack.target_counts, values.logprobs, values.entropies))
+        # Only now to the CPU: each copy waits for the GPU. Whole packs: a slice would be pickled with all its storage.
+        mine = [(members, counts, logprobs.cpu(), entropies.cpu()) for members, counts, logprobs, entropies in mine]
         stats = TokenStats([torch.empty(0) for _ in rows], [torch.empty(0) for _ in rows])
-        for part in distributed.gather(mine):
-            for member, (logprobs, entropies) in part.items():
-                stats.logprobs[member], stats.entropies[member] = logprobs, entropies
+        for members, counts, *values in itertools.chain(*distributed.gather(mine)):
+            for results, value in zip((stats.logprobs, stats.entropies), values):
+                for member, piece in zip(members, value.split(counts)):
+                    results[member] = piece
         return stats
 
     def gradient(
@@ -102,16 +105,17 @@ class Learner:
         counted = count_rows(rows, self.config.loss)
         # An advantage of 0 has a gradient of exactly 0: leaving such rows out saves the time and changes nothing.
         trained = [i for i, row in enumerate(rows) if row.advantage and not row.masks]
-        sums = [0.0, 0.0, 0.0]
+        sums, tokens = torch.zeros(2, dtype=torch.float64, device=self.device), 0
         for pack in self.packs(*_sequences(rows), trained):
             new = self.policy(pack).logprobs
-            old = _joined(old_logprobs, pack).to(new) if old_logprobs else new.detach()
-            advantages = _by_token([torch.tensor(rows[m].advantage) for m in pack.members], pack).to(new)
-            weight = _by_token([weights[m] for m in pack.members], pack).to(new) if weights else None
+            old = self._by_token([old_logprobs[m] for m in pack.members], pack) if old_logprobs else new.detach()
+            advantages = self._by_token([torch.tensor(rows[m].advantage) for m in pack.members], pack)
+            weight = self._by_token([weights[m] for m in pack.members], pack) if weights else None
             part = policy_loss(LossInput(new, old, advantages, counted, weight), self.config.loss)
             self.backward(part.loss)
-            sums = [a + b for a, b in zip(sums, (part.loss.item(), part.clipped, part.tokens))]
-        loss, clipped, tokens = (sum(values) for values in zip(*distributed.gather(sums)))
+            sums += torch.stack([part.loss.detach().double(), part.clipped])
+            tokens += part.tokens
+        loss, clipped, tokens = (sum(values) for values in zip(*distributed.gather((*sums.tolist(), tokens))))
         return {"policy/loss": loss, "policy/clip_share": clipped / tokens} if tokens else {}
 
     def update(
@@ -169,6 +173,11 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         return norm, finite
 
+    def _by_token(self, values: Sequence[torch.Tensor], pack: Pack) -> torch.Tensor:
+        """fp32 [targets] on the device: each member's value, a number or one a token, at its tokens."""
+        spread = [value.float().expand(count) for value, count in zip(values, pack.target_counts, strict=True)]
+        return send(torch.cat([*spread, torch.empty(0)]), self.device)
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """The weights (fp32) and the optimiser's state by name, each this rank's shard: what a checkpoint holds, and
         what it is loaded into. Buffers don't train and come with the model."""
@@ -223,14 +232,3 @@ def plain_copy(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
 
 def _sequences(rows: Sequence[Row]) -> tuple[list[list[int]], list[range]]:
     return [row.ids for row in rows], [row.target_positions for row in rows]
-
-
-def _joined(values: Sequence[torch.Tensor], pack: Pack) -> torch.Tensor:
-    """[targets]: the pack's members' values end to end."""
-    return torch.cat([*(values[m] for m in pack.members), torch.empty(0)])
-
-
-def _by_token(values: Sequence[torch.Tensor], pack: Pack) -> torch.Tensor:
-    """[targets]: each member's value, a number or one a token, at its tokens."""
-    spread = [value.expand(count) for value, count in zip(values, pack.target_counts, strict=True)]
-    return torch.cat([*spread, torch.empty(0)])

@@ -48,10 +48,11 @@ class LossInput:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """`loss`: scalar to call backward on; `clipped`: tokens at which a clip acts; `tokens`: all tokens."""
+    """`loss`: scalar to call backward on; `clipped`: tokens at which a clip acts, on the device (reading it in the
+    middle of a step would make the GPU wait); `tokens`: all tokens."""
 
     loss: torch.Tensor
-    clipped: int
+    clipped: torch.Tensor
     tokens: int
 
 
@@ -63,7 +64,7 @@ def policy_loss(inputs: LossInput, config: Loss) -> LossOutput:
     if config.dual_clip:
         bound = torch.where(inputs.advantages < 0, config.dual_clip * inputs.advantages, -torch.inf)
         objective = torch.maximum(objective, bound)
-    clipped = int((objective != plain).sum())
+    clipped = (objective != plain).sum()
     if inputs.weights is not None:
         objective = inputs.weights * objective
     return LossOutput(-objective.sum() / (inputs.rows * config.scale), clipped, ratio.numel())

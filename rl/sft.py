@@ -70,13 +70,13 @@ def train_step(learner: Learner, examples: Sequence[Example], lr: float) -> dict
     """
     tokens = sum(len(e.target_positions) for e in examples)
     sequences, positions = [e.ids for e in examples], [e.target_positions for e in examples]
-    sums = [0.0, 0.0]
+    sums = torch.zeros(2, dtype=torch.float64, device=learner.device)
     for pack in learner.packs(sequences, positions, range(len(examples))):
         values = learner.policy(pack)
         part = -values.logprobs.sum() / tokens
         learner.backward(part)
-        sums = [sums[0] + part.item(), sums[1] + int(values.greedy.sum())]
-    loss, right = (sum(parts) for parts in zip(*distributed.gather(sums)))
+        sums += torch.stack([part.detach().double(), values.greedy.sum()])
+    loss, right = (sum(parts) for parts in zip(*distributed.gather(sums.tolist())))
     norm, stepped = learner.step(lr)
     if not stepped:
         now = learner.config.sft.lr
@@ -128,9 +128,10 @@ def train(model: torch.nn.Module, examples: Sequence[Example], config: Config, f
 
 def load_examples(source: Path, tokenizer, context: int) -> list[Example]:
     """The collected trajectories as Examples. Raises ValueError where none can be trained on."""
-    from rl.prompts import encode_trajectory
+    from rl.prompts import Chat
 
-    encoded = [encode_trajectory(tokenizer, trajectory) for trajectory in read_trajectories(source)]
+    chat = Chat(tokenizer)
+    encoded = [pair for trajectory in read_trajectories(source) for pair in chat.encode_trajectory(trajectory)]
     examples = [e for ids, mask in encoded if (e := example(ids, mask, context)) is not None]
     if not examples:
         raise ValueError(

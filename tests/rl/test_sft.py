@@ -170,17 +170,21 @@ def text_side(monkeypatch):
         calls.append(("load", folder))
         return Qwen3ForCausalLM.from_pretrained(folder), Tokenizer()
 
-    def encode_trajectory(tokenizer, trajectory):
-        ids, mask = [], []
-        for turn in trajectory.turns:
-            for text, trained in ((turn.prompt_text, 0), (turn.completion_text, 1)):
-                ids += [ord(letter) % 32 for letter in text]
-                mask += [trained] * len(text)
-        return ids, mask
+    class Chat:
+        def __init__(self, tokenizer):
+            assert isinstance(tokenizer, Tokenizer)
+
+        def encode_trajectory(self, trajectory):
+            ids, mask = [], []
+            for turn in trajectory.turns:
+                for text, trained in ((turn.prompt_text, 0), (turn.completion_text, 1)):
+                    ids += [ord(letter) % 32 for letter in text]
+                    mask += [trained] * len(text)
+            return [(ids, mask)]
 
     for name, module in (
         ("modeling", types.SimpleNamespace(build_initial=build_initial, load=load)),
-        ("prompts", types.SimpleNamespace(encode_trajectory=encode_trajectory)),
+        ("prompts", types.SimpleNamespace(Chat=Chat)),
     ):
         monkeypatch.setitem(sys.modules, f"rl.{name}", module)
         monkeypatch.setattr(rl, name, module, raising=False)
