@@ -1,8 +1,9 @@
-"""Held-out evaluation of a stage's model: `python -m eval.heldout --run DIR --which sft|rl`. Runs in the driver.
+"""Held-out evaluation: `python -m eval.heldout --run DIR --which sft|rl|server`. Runs in the driver.
 
-Samples `config.eval` from DIR/<which>/model on DIR/problems/heldout.jsonl and writes below DIR/eval/<which>:
-trajectories.jsonl, summary.json and DONE. Both evaluations draw from the same seeds; once both are there,
-DIR/eval/comparison.json holds their paired differences. Run again after a kill, it goes on.
+Samples `config.eval` from DIR/<which>/model, or from the model behind `config.server`, on DIR/problems/heldout.jsonl
+and writes below DIR/eval/<which>: trajectories.jsonl, summary.json and DONE. All evaluations draw from the same seeds;
+once those of both stages are there, DIR/eval/comparison.json holds their paired differences. Run again after a kill, it
+goes on.
 """
 
 from __future__ import annotations
@@ -10,41 +11,34 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from env.files import write_atomic
 from env.pool import PoolError
 from env.problems import ProblemError, load_jsonl
 from eval import metrics
-from rl import prompts, seeding
+from rl import seeding
 from rl.checkpoint import mark_done
 from rl.config import Config, ConfigError, load_run
-from rl.engines.base import Engine, Sampling
-from rl.rollout import Judge, Plan, evaluate_problems, make_pool
+from rl.engines.base import Engine, EngineError
+from rl.prompts import Chat, TextChat
+from rl.rollout import Judge, evaluate_problems, evaluation_plan, make_pool
 
 STAGES = ("sft", "rl")
+SERVER = "server"
 
 
-def evaluate(run: Path, which: str, config: Config, engine: Engine, judge: Judge, tokenizer) -> dict:
+def evaluate(run: Path, which: str, config: Config, engine: Engine, judge: Judge, chat: Chat | TextChat) -> dict:
     """Sample, judge and summarise; returns the summary that it wrote. Trajectories on disk already are kept."""
-    settings = config.eval
-    plan = Plan(
-        samples=settings.samples,
-        turns=settings.turns,
-        context=config.model.context,
-        sampling=Sampling(
-            config.rollout.max_new_tokens, settings.temperature, settings.top_p, prompts.stop_ids(tokenizer)
-        ),
-        reward=config.reward,
-        # Without `which`: the two policies are compared under the same draws.
-        seed=seeding.derive(config.seed, "heldout"),
-        overlap=config.device == "cpu",
-    )
+    plan = evaluation_plan(config, chat.stop_ids, config.eval.samples)
+    if engine.takes == "messages":  # sampled elsewhere: nothing disturbs the judge
+        plan = replace(plan, schedule="free")
     folder = run / "eval" / which
     problems = load_jsonl(run / "problems" / "heldout.jsonl")
     title = f"evaluate {which}"
-    trajectories = evaluate_problems(engine, judge, tokenizer, problems, plan, folder / "trajectories.jsonl", title)
-    summary = metrics.summarise(trajectories, settings.samples, settings.turns, seed=config.seed)
+    trajectories = evaluate_problems(engine, judge, chat, problems, plan, folder / "trajectories.jsonl", title)
+    summary = metrics.summarise(trajectories, plan.samples, plan.turns, seed=config.seed)
     write_atomic(folder / "summary.json", json.dumps(summary, indent=1, sort_keys=True, allow_nan=False) + "\n")
     return summary
 
@@ -77,30 +71,44 @@ def main(run: Path, which: str) -> None:
         print(f"{folder}: done before")
         return
     config = load_run(run)
-    model_path = run / which / "model"
-    if not (model_path / "config.json").is_file():
-        raise FileNotFoundError(
-            f"{model_path} holds no model; the stage rl.{'train' if which == 'rl' else which} makes it"
-        )
     seeding.seed_everything(config.seed)
-    from rl import modeling  # imports transformers, which takes seconds: not for a finished stage
-    from rl.engines.hf import HFEngine
-
-    model, tokenizer = modeling.load(model_path, config.device)
-    engine = HFEngine(model, config.rollout.batch_size, config.train.autocast)
+    engine, chat = _server(config) if which == SERVER else _stage(run, which, config)
     with make_pool(config) as judge:
-        summary = evaluate(run, which, config, engine, judge, tokenizer)
+        summary = evaluate(run, which, config, engine, judge, chat)
     write_comparison(run, config.seed)
     mark_done(folder)
     print(describe(summary))
 
 
+def _stage(run: Path, which: str, config: Config) -> tuple[Engine, Chat]:
+    """The model that a stage made, and its tokenizer's chat format."""
+    path = run / which / "model"
+    if not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{path} holds no model; the stage rl.{'train' if which == 'rl' else which} makes it")
+    import torch
+
+    from rl import modeling  # imports transformers, which takes seconds: not for a finished stage
+    from rl.engines.hf import HFEngine
+
+    model, tokenizer = modeling.load(path, config.device)
+    if config.train.autocast:
+        for parameter in model.parameters():  # not the buffers: rotary frequencies need their precision
+            parameter.data = parameter.data.to(torch.bfloat16)  # what training samples from
+    return HFEngine(model, config.rollout.batch_size), Chat(tokenizer)
+
+
+def _server(config: Config) -> tuple[Engine, TextChat]:
+    from rl.engines.openai import OpenAIEngine
+
+    return OpenAIEngine(config.server), TextChat()
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Evaluate a model of a run on its held-out problems.")
     parser.add_argument("--run", type=Path, required=True, help="run folder, with config.json and problems/")
-    parser.add_argument("--which", choices=STAGES, required=True, help="whose model")
+    parser.add_argument("--which", choices=(*STAGES, SERVER), required=True, help="whose model")
     arguments = parser.parse_args()
     try:
         main(arguments.run, arguments.which)
-    except (ConfigError, FileNotFoundError, PoolError, ProblemError) as error:
+    except (ConfigError, EngineError, FileNotFoundError, PoolError, ProblemError) as error:
         sys.exit(f"eval.heldout: {error}")

@@ -16,18 +16,23 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 ESTIMATORS = ("trloo", "grpo", "grpo_std", "rloo", "reinforce")
 
 
 def advantages(
-    returns: Sequence[Sequence[float | None]], groups: Sequence[Hashable], estimator: str
+    returns: Sequence[Sequence[float | None]],
+    groups: Sequence[Hashable],
+    estimator: str,
+    apart: Collection[tuple[int, int]] = (),
 ) -> list[list[float | None]]:
     """Advantage of every turn of every trajectory, in the shape of `returns`.
 
     returns: [trajectories][turns], ragged; None where a turn has no return, and then it has no advantage and is no part
         of N. groups: [trajectories], e.g. (problem_id, step).
+    apart: (trajectory, turn) of rows that are in nobody else's baseline. Each of them still gets an advantage, as if it
+        alone were added to those that are.
     Raises ValueError for an unknown estimator and for lengths that differ.
     """
     if estimator not in ESTIMATORS:
@@ -35,7 +40,7 @@ def advantages(
     if len(returns) != len(groups):
         raise ValueError(f"{len(returns)} trajectories and {len(groups)} group keys")
     if estimator == "rloo":
-        totals = advantages([turns[:1] for turns in returns], groups, "trloo")
+        totals = advantages([turns[:1] for turns in returns], groups, "trloo", apart)
         return [[None if g is None else total[0] for g in turns] for total, turns in zip(totals, returns)]
     members: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for i, turns in enumerate(returns):
@@ -44,15 +49,20 @@ def advantages(
                 members[groups[i], t].append((i, t))
     result: list[list[float | None]] = [[None] * len(turns) for turns in returns]
     for rows in members.values():
-        values = group_advantages([returns[i][t] for i, t in rows], estimator)
-        for (i, t), value in zip(rows, values):
+        inside = [row for row in rows if row not in apart]
+        counted = [returns[i][t] for i, t in inside]
+        for (i, t), value in zip(inside, group_advantages(counted, estimator)):
             result[i][t] = value
+        for i, t in (row for row in rows if row in apart):
+            result[i][t] = group_advantages([*counted, returns[i][t]], estimator)[-1]
     return result
 
 
 def group_advantages(returns: Sequence[float], estimator: str) -> list[float]:
     """Advantages of one group, [rollouts] -> [rollouts]; estimator: trloo, grpo, grpo_std or reinforce."""
     count = len(returns)
+    if not count:
+        return []
     if estimator == "reinforce" or (estimator == "trloo" and count == 1):
         return list(returns)
     # fsum is exactly rounded, so the order in which rollouts came back can't change a bit of the result.

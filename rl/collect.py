@@ -1,7 +1,8 @@
 """Cold-start data: a teacher answers the training problems through the judge. `python -m rl.collect --run DIR`.
 
-Runs in the driver. Reads DIR/problems/train.jsonl and writes DIR/collect/trajectories.jsonl (texts and verdicts, no
-token ids), wall.jsonl, and DONE last. Run again, it goes on with the samples that are not in the file yet.
+Runs in the driver. The teacher is the script (rl/teacher.py) or a model behind a server (`collect.teacher`). Reads
+DIR/problems/train.jsonl and writes DIR/collect/trajectories.jsonl (texts and verdicts, no token ids), wall.jsonl, and
+DONE last. Run again, it goes on with the samples that are not in the file yet.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ from tqdm import tqdm
 from env.pool import PoolError
 from env.problems import ProblemError, load_jsonl
 from env.records import Problem, Verdict
-from rl import checkpoint, prompts, seeding
+from rl import checkpoint, seeding
 from rl.config import Config, ConfigError, load_run
+from rl.engines.base import Engine, EngineError, Sampling
+from rl.prompts import TextChat, conversation_text
 from rl.records import Trajectory, Turn, append_trajectories, read_trajectories
 from rl.rewards import reward
-from rl.rollout import Judge, make_pool, write_trajectories
+from rl.rollout import Judge, Plan, evaluate_problems, make_pool, write_trajectories
+from rl.wording import Wording
 
 # Samples between the teacher and the judge at a time: enough to keep every slot busy, few to lose in a kill.
 IN_FLIGHT = 32
 
-# A teacher is text in, text out, so that a server of a large model can take the script's place:
 # (conversation so far, the random generator that belongs to this turn) -> answer.
 Teacher = Callable[[str, random.Random], str]
 
@@ -82,12 +85,13 @@ def _run(
     teacher: Teacher, judge: Judge, missing: Iterator[tuple[Problem, int]], config: Config
 ) -> Iterator[tuple[_Sample, float]]:
     """Yield (sample, seconds of judging) as samples are finished, IN_FLIGHT of them under way."""
+    wording = Wording.load(config.prompts)
     flying: list[_Sample] = []
     seconds: dict[int, float] = {}
     while True:
         while len(flying) < IN_FLIGHT and (new := next(missing, None)) is not None:
             problem, index = new
-            sample = _Sample(problem, Trajectory(problem.id, index, []), prompts.first_message(problem))
+            sample = _Sample(problem, Trajectory(problem.id, index, []), wording.first_message(problem))
             _ask(teacher, judge, sample, config)
             flying.append(sample)
         if not flying:
@@ -102,14 +106,14 @@ def _run(
                 flying.remove(sample)
                 yield sample, seconds.pop(id(sample))
             else:
-                sample.message = prompts.next_message(verdict.feedback)
+                sample.message = wording.next_message(verdict.feedback)
                 _ask(teacher, judge, sample, config)
 
 
 def _ask(teacher: Teacher, judge: Judge, sample: _Sample, config: Config) -> None:
     trajectory = sample.trajectory
     rng = seeding.rng(config.seed, "teacher", trajectory.problem_id, trajectory.sample_index, len(trajectory.turns))
-    sample.answer = teacher(prompts.conversation_text(trajectory, sample.message), rng)
+    sample.answer = teacher(conversation_text(trajectory, sample.message), rng)
     sample.future = judge.submit(sample.problem, sample.answer, raw=True)
 
 
@@ -135,6 +139,33 @@ def _note(sample: _Sample, verdict: Verdict, config: Config) -> None:
         sample.trajectory.ended = "infra"
 
 
+def collect_from_server(
+    engine: Engine, judge: Judge, problems: Sequence[Problem], config: Config, folder: Path
+) -> None:
+    """The same with a strong model that `engine` asks: its samples go on side by side, each as its verdicts come in.
+
+    Resumed by groups of problems; what can't be judged is dropped. Raises RuntimeError where nothing could be judged.
+    """
+    wanted = config.collect.trajectories
+    samples = -(-wanted // len(problems))
+    plan = Plan(
+        samples=samples,
+        turns=config.collect.turns,
+        sampling=Sampling(config.rollout.max_new_tokens, config.rollout.temperature, config.rollout.top_p),
+        reward=config.reward,
+        wording=Wording.load(config.prompts),
+        seed=seeding.derive(config.seed, "teacher"),
+        schedule="free",
+    )
+    asked = problems[: -(-wanted // samples)]
+    path = folder / "asked.jsonl"
+    found = evaluate_problems(engine, judge, TextChat(), asked, plan, path, "cold start")[:wanted]
+    kept = [trajectory for trajectory in found if trajectory.turns and trajectory.ended != "infra"]
+    if not kept:
+        raise RuntimeError(f"not one of {len(found)} samples could be judged; see {path}")
+    write_trajectories(folder / "trajectories.jsonl", kept)
+
+
 def _note_wall(path: Path, step: int, seconds: float) -> None:
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps({"step": step, "seconds/judge": round(seconds, 3)}) + "\n")
@@ -146,15 +177,37 @@ def main(run: Path) -> None:
     if (folder / "DONE").exists():
         print(f"{folder}: done before")
         return
-    from rl.teacher import ScriptedTeacher
-
     config = load_run(run)
     problems = load_jsonl(run / "problems" / "train.jsonl")
     folder.mkdir(parents=True, exist_ok=True)
-    script, shares = ScriptedTeacher(), asdict(config.collect.shares)
-    with make_pool(config) as pool:
-        collect(lambda text, rng: script.respond(text, rng, shares), pool, problems, config, folder)
+    if config.collect.teacher == "server":
+        from rl.engines.openai import OpenAIEngine
+
+        engine = OpenAIEngine(config.server)
+        with make_pool(config) as pool:
+            collect_from_server(engine, pool, problems, config, folder)
+    else:
+        teacher = _script(problems, config)
+        with make_pool(config) as pool:
+            collect(teacher, pool, problems, config, folder)
     checkpoint.mark_done(folder)
+
+
+def _script(problems: Sequence[Problem], config: Config) -> Teacher:
+    """The scripted teacher. Raises ConfigError for problems that it doesn't know, before any is judged."""
+    from rl.teacher import ScriptedTeacher, reference_chain
+
+    wording = Wording.load(config.prompts)
+    for problem in problems:
+        try:
+            reference_chain(wording.first_message(problem))
+        except ValueError as error:
+            raise ConfigError(
+                f"problem {problem.id}: {error}. The script knows the generator's problems only: set "
+                "problems.source=generator, or collect.teacher=server with server.url and server.model"
+            ) from error
+    script, shares = ScriptedTeacher(), asdict(config.collect.shares)
+    return lambda text, rng: script.respond(text, rng, shares)
 
 
 if __name__ == "__main__":
@@ -163,5 +216,5 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     try:
         main(arguments.run)
-    except (ConfigError, FileNotFoundError, PoolError, ProblemError, RuntimeError) as error:
+    except (ConfigError, EngineError, FileNotFoundError, PoolError, ProblemError, RuntimeError) as error:
         sys.exit(f"rl.collect: {error}")

@@ -7,28 +7,15 @@ with the place they came from.
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
-from collections.abc import Callable
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
+
+from rl.settings import ConfigError, Where, nearest, override, ranged, section
 
 RECIPES = Path(__file__).parent / "recipes"
-
-
-# From dotted keys to the place that set (one of) them, for messages.
-Where = Callable[..., str]
-
-
-class ConfigError(ValueError):
-    """A setting that can't be used; the message names the place, the key and what is allowed."""
-
-
-def ranged(default: Any, low: float | None = None, high: float | None = None, above: float | None = None) -> Any:
-    """A field whose value must satisfy low <= value <= high and value > above, where given."""
-    return field(default=default, metadata={"low": low, "high": high, "above": above})
 
 
 @dataclass(frozen=True)
@@ -45,9 +32,11 @@ class Problems:
 @dataclass(frozen=True)
 class Env:
     """The judge. `slots` 0: as many as the device allows; `trials`: random inputs a candidate must match. `profile`,
-    `precision`, `reference`, `time`: by whose rules values and times are judged (`env.rules`).
+    `precision`, `reference`, `time`: by whose rules values and times are judged (`env.rules`). `placement`: on the GPUs
+    that the policy is on too, where sampling and judging take turns ("shared"), or on the others ("apart").
     """
 
+    placement: Literal["shared", "apart"] = "shared"
     profile: Literal["default", "kernelbench", "paper"] = "default"
     precision: Literal["ieee", "tf32"] = "ieee"
     reference: Literal["eager", "compile"] = "eager"
@@ -76,6 +65,33 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Prompts:
+    """What is said to the policy (rl/wording.py). `templates`: a folder in rl/templates/, or the path of another one.
+    A feedback is quoted up to so many lines of so many characters."""
+
+    templates: str = "default"
+    feedback_lines: int = ranged(60, low=3)
+    feedback_columns: int = ranged(240, low=20)
+
+
+@dataclass(frozen=True)
+class Server:
+    """An OpenAI-compatible server, for a teacher or for evaluation: its `url` up to and with /v1, and the model's name
+    there. `key_variable` names the environment variable that holds the key; it may be unset for servers without one.
+
+    `timeout_s`: for one answer. `attempts`: tries of a request, with growing pauses where the server is busy.
+    `parallel`: requests under way at once.
+    """
+
+    url: str = ""
+    model: str = ""
+    key_variable: str = "OPENAI_API_KEY"
+    timeout_s: float = ranged(600.0, above=0)
+    attempts: int = ranged(6, low=1)
+    parallel: int = ranged(16, low=1)
+
+
+@dataclass(frozen=True)
 class Shares:
     """How often the scripted teacher gives each kind of first answer; they add up to 1."""
 
@@ -89,8 +105,10 @@ class Shares:
 
 @dataclass(frozen=True)
 class Collect:
-    """Cold-start data: trajectories in which the teacher answers through the environment."""
+    """Cold-start data: trajectories in which the teacher answers through the environment. `teacher`: the script that
+    knows the generator's problems, or the model behind `server`."""
 
+    teacher: Literal["script", "server"] = "script"
     trajectories: int = ranged(8000, low=1)
     turns: int = ranged(5, low=1)
     shares: Shares = field(default_factory=Shares)
@@ -109,7 +127,12 @@ class Sft:
 
 @dataclass(frozen=True)
 class Rollout:
-    """Sampling for training. `batch_size` is how many prompts the plain engine decodes at once."""
+    """Sampling for training. `batch_size` is how many prompts the plain engine decodes at once.
+
+    `min_new_tokens`: a turn is begun only where at least so many tokens fit into the context behind its prompt (0: all
+    of max_new_tokens); a trajectory ends there otherwise. `max_infra_share`: where more of a step's turns can't be
+    judged, by nobody's fault, training pauses instead of learning from the rest.
+    """
 
     prompts_per_step: int = ranged(16, low=1)
     samples_per_prompt: int = ranged(16, low=1)
@@ -117,7 +140,21 @@ class Rollout:
     max_new_tokens: int = ranged(8192, low=1)
     temperature: float = ranged(1.0, above=0)
     top_p: float = ranged(1.0, above=0, high=1)
+    min_new_tokens: int = ranged(0, low=0)
     batch_size: int = ranged(64, low=1)
+    max_infra_share: float = ranged(0.25, low=0, high=1)
+
+
+@dataclass(frozen=True)
+class Earns:
+    """What an answer earns that isn't correct, by its status."""
+
+    incorrect: float = ranged(0.0)
+    hack: float = ranged(0.0)
+    compile_error: float = ranged(0.0)
+    runtime_error: float = ranged(0.0)
+    timeout: float = ranged(0.0)
+    oom: float = ranged(0.0)
 
 
 @dataclass(frozen=True)
@@ -127,6 +164,7 @@ class Reward:
     speedup_cap: float = ranged(3.0, above=0)
     profiling_ratio: bool = True
     hack_check: bool = True
+    earns: Earns = field(default_factory=Earns)
 
 
 @dataclass(frozen=True)
@@ -139,7 +177,12 @@ class Advantage:
 
 @dataclass(frozen=True)
 class Rejection:
-    """Rejection by train/rollout mismatch (MRS, token veto; `token_veto` 0: none) and by profiling ratio (PRS)."""
+    """Rejection by train/rollout mismatch (MRS, token veto; `token_veto` 0: none) and by profiling ratio (PRS).
+
+    `baseline`: rejected samples count in the baseline of the others ("keep", as in the authors' code) or don't.
+    `importance`: weights pi_learner / pi_rollout on the loss, a token's own or the whole answer's, at most
+    `importance_cap` (rl/rejection.py).
+    """
 
     mrs: Literal["sample", "trajectory", "off"] = "sample"
     mrs_low: float = ranged(0.999, low=0, high=1)
@@ -148,6 +191,9 @@ class Rejection:
     prs: Literal["soft", "hard", "off"] = "soft"
     prs_tau: float = ranged(0.3, low=0, high=1)
     prs_s: float = ranged(0.1, above=0)
+    baseline: Literal["keep", "drop"] = "keep"
+    importance: Literal["off", "token", "sequence"] = "off"
+    importance_cap: float = ranged(2.0, low=1)
 
 
 @dataclass(frozen=True)
@@ -198,12 +244,18 @@ class Train:
 
 @dataclass(frozen=True)
 class Eval:
-    """Held-out evaluation: samples a problem, turns a sample, and their sampling."""
+    """Held-out evaluation: samples a problem, turns a sample, and their sampling.
+
+    `every`: also during training, before the first step and then every so many (0: never), with `during_samples` a
+    problem, into the metrics of training as eval/*.
+    """
 
     samples: int = ranged(8, low=1)
     turns: int = ranged(3, low=1)
     temperature: float = ranged(1.0, above=0)
     top_p: float = ranged(0.95, above=0, high=1)
+    every: int = ranged(0, low=0)
+    during_samples: int = ranged(1, low=1)
 
 
 @dataclass(frozen=True)
@@ -216,6 +268,8 @@ class Config:
     problems: Problems = field(default_factory=Problems)
     env: Env = field(default_factory=Env)
     model: Model = field(default_factory=Model)
+    prompts: Prompts = field(default_factory=Prompts)
+    server: Server = field(default_factory=Server)
     collect: Collect = field(default_factory=Collect)
     sft: Sft = field(default_factory=Sft)
     rollout: Rollout = field(default_factory=Rollout)
@@ -245,14 +299,14 @@ def load_recipe(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) 
     path = Path(name_or_path) if name_or_path.endswith(".toml") else RECIPES / f"{name_or_path}.toml"
     if not path.is_file():
         known = sorted(recipe.stem for recipe in RECIPES.glob("*.toml"))
-        raise ConfigError(f"no recipe {name_or_path!r}{_nearest(name_or_path, known)}; known: {', '.join(known)}")
+        raise ConfigError(f"no recipe {name_or_path!r}{nearest(name_or_path, known)}; known: {', '.join(known)}")
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
     origins: dict[str, str] = {}
-    for override in overrides:
-        _override(data, override, origins)
+    for text in overrides:
+        override(data, text, origins)
 
     def where(*keys: str) -> str:
         """The last override of one of the keys, or of a key inside such a section; else the file."""
@@ -276,81 +330,10 @@ def load_run(run: Path | str) -> Config:
     return Config.from_json(data, str(path))
 
 
-def _override(data: dict[str, Any], override: str, origins: dict[str, str]) -> None:
-    """Write one "a.b=c" into the nested dict and note its key's origin."""
-    key, equals, text = override.partition("=")
-    key, text = key.strip(), text.strip()
-    where = f"--set {override}"
-    if not equals or not all(key.split(".")):
-        raise ConfigError(f"{where}: expected key=value, e.g. train.steps=3")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word, so that device=cuda needs no quotes inside the shell's
-    *sections, last = key.split(".")
-    for depth, section in enumerate(sections, 1):
-        data = data.setdefault(section, {})
-        if not isinstance(data, dict):
-            raise ConfigError(f"{where}: {'.'.join(sections[:depth])} is a value, not a section")
-    data[last] = value
-    origins[key] = where
-
-
 def _build(data: dict[str, Any], where: Where) -> Config:
-    config = _section(Config, data, "", where)
+    config = section(Config, data, "", where)
     _check(config, where)
     return config
-
-
-def _section(cls: type, data: Any, prefix: str, where: Where) -> Any:
-    """An instance of the dataclass `cls` from a dict, every value checked. `prefix`: its dotted path, "" at the top."""
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where(prefix)}: {prefix} is a section with keys {_names(cls)}, got {data!r}")
-    hints = get_type_hints(cls)
-    for key in data:
-        if key not in hints:
-            dotted = f"{prefix}.{key}" if prefix else key
-            raise ConfigError(
-                f"{where(dotted)}: unknown key {dotted!r}{_nearest(key, list(hints))}; "
-                f"known{f' in {prefix}' if prefix else ''}: {_names(cls)}"
-            )
-    values = {}
-    for spec in fields(cls):
-        dotted = f"{prefix}.{spec.name}" if prefix else spec.name
-        if is_dataclass(hints[spec.name]):
-            values[spec.name] = _section(hints[spec.name], data.get(spec.name, {}), dotted, where)
-        elif spec.name in data:
-            values[spec.name] = _value(data[spec.name], hints[spec.name], spec.metadata, dotted, where(dotted))
-        elif spec.default is MISSING:
-            raise ConfigError(f"{where(dotted)}: {dotted} is missing")
-    return cls(**values)
-
-
-def _value(value: Any, kind: Any, limits: Any, key: str, where: str) -> Any:
-    """`value` as type `kind` within its limits, or ConfigError."""
-    if get_origin(kind) is Literal:
-        allowed = get_args(kind)
-        if value not in allowed:
-            hint = _nearest(value, list(allowed)) if isinstance(value, str) else ""
-            raise ConfigError(f"{where}: {key} = {value!r}{hint}; allowed: {', '.join(allowed)}")
-        return value
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:  # not isinstance: True is an int to Python, and steps = true is a mistake
-        words = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
-        raise ConfigError(f"{where}: {key} must be {words[kind]}, got {value!r} ({type(value).__name__})")
-    low, high, above = limits.get("low"), limits.get("high"), limits.get("above")
-    inside = (
-        (low is None or value >= low)
-        and (high is None or value <= high)
-        and (above is None or value > above)
-        and (kind is not float or abs(value) != float("inf"))
-    )
-    if limits and not inside:
-        parts = [f">= {low}" if low is not None else "", f"> {above}" if above is not None else ""]
-        parts += [f"<= {high}" if high is not None else ""]
-        raise ConfigError(f"{where}: {key} = {value!r}; allowed: {' and '.join(filter(None, parts))}, and finite")
-    return value
 
 
 def _check(config: Config, where: Where) -> None:
@@ -417,13 +400,32 @@ def _check(config: Config, where: Where) -> None:
         ["device", "env.reference", "env.time"],
         "on the CPU times are modelled: there is neither a compiled reference nor a device time",
     )
+    require(
+        config.device == "cuda" or config.env.placement == "shared",
+        ["env.placement", "device"],
+        "apart means on other GPUs than the policy's, and needs device = cuda",
+    )
+    require(
+        config.collect.teacher == "script" or bool(config.server.url and config.server.model),
+        ["collect.teacher", "server.url", "server.model"],
+        "a teacher on a server needs its url (http://host:port/v1) and the model's name there",
+    )
+    require(
+        not config.server.url or config.server.url.startswith(("http://", "https://")),
+        ["server.url"],
+        f"{config.server.url!r} is no http:// or https:// address",
+    )
+    require(
+        rollout.min_new_tokens <= rollout.max_new_tokens,
+        ["rollout.min_new_tokens", "rollout.max_new_tokens"],
+        f"{rollout.min_new_tokens} is more than an answer may have, {rollout.max_new_tokens}",
+    )
+    require(
+        config.rejection.baseline == "keep"
+        or config.rejection.mrs != "off"
+        or config.rejection.prs != "off"
+        or config.rejection.token_veto > 0,
+        ["rejection.baseline", "rejection.mrs", "rejection.prs", "rejection.token_veto"],
+        "nothing is rejected, so nothing can be dropped from the baseline",
+    )
     require(abs(total_share - 1) < 1e-6, ["collect.shares"], f"must add up to 1, they add up to {total_share:g}")
-
-
-def _names(cls: type) -> str:
-    return ", ".join(spec.name for spec in fields(cls))
-
-
-def _nearest(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f" (did you mean {near[0]!r}?)" if near else ""

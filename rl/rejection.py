@@ -1,9 +1,9 @@
-"""Which rows the gradient leaves out: MRS, the token veto, PRS. Runs in the driver. Pure functions (arXiv 2602.05885).
+"""Which rows the gradient leaves out or weighs: MRS, token veto, PRS, importance weights. Pure functions; the driver.
 
 MRS (mismatch rejection sampling) drops rows whose tokens the learner finds more or less likely than the engine that
-sampled them did; PRS (profiling-based rejection sampling) drops correct rows that do little of the work in Triton.
-A rejected row stays in its group's baseline and in the loss's denominator: only its gradient goes, as in the authors'
-code.
+sampled them did; PRS (profiling-based rejection sampling) drops correct rows that do little of the work in Triton
+(arXiv 2602.05885). A rejected row stays in the loss's denominator, and, unless `rejection.baseline` is "drop", in its
+group's baseline: only its gradient goes, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -51,6 +51,36 @@ def mismatch_masks(
         for row in rows:
             masks[row] = list(reasons)
     return masks
+
+
+def importance_weights(
+    learner: Sequence[torch.Tensor], rollout: Sequence[torch.Tensor], config: Rejection
+) -> list[torch.Tensor] | None:
+    """Truncated importance weights, [rows] of [completion tokens] float64; None with importance "off".
+
+    The tokens come from the engine's distribution, the gradient is the learner's: pi_learner / pi_rollout corrects for
+    it, at most `importance_cap`, which bounds the variance. "token": each token's own ratio (biased, since what came
+    before it is taken as sampled). "sequence": the product over the answer, the same for all its tokens.
+    learner, rollout: as in `mismatch_masks`.
+    """
+    if config.importance == "off":
+        return None
+    weights = []
+    for new, old in zip(learner, rollout, strict=True):
+        log_ratio = new.double() - old.double()
+        if config.importance == "sequence":
+            log_ratio = log_ratio.sum().expand_as(log_ratio)
+        weights.append(log_ratio.exp().clamp(max=config.importance_cap))
+    return weights
+
+
+def importance_metrics(weights: Sequence[torch.Tensor] | None, config: Rejection) -> dict[str, float]:
+    """Mean weight, and the share of tokens at the cap; {} without weights."""
+    joined = torch.cat([*(weights or []), torch.empty(0, dtype=torch.float64)])
+    if not joined.numel():
+        return {}
+    capped = (joined >= config.importance_cap).double().mean().item()
+    return {"policy/importance_mean": joined.mean().item(), "policy/importance_capped": capped}
 
 
 def prs_probability(profiling_ratio: float, config: Rejection) -> float:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from env.records import BLAMELESS_STATUSES, STATUSES
 from rl.config import Reward
+from rl.records import Trajectory
 
 
 def reward(verdict: dict[str, Any], config: Reward) -> tuple[float | None, dict[str, float]]:
     """R = C + C * min(speedup, cap) + C * PR and its parts {"correct", "speedup", "profiling_ratio"}; arXiv 2602.05885.
 
-    verdict: env.records.Verdict as JSON. C is 1 for `correct`, else 0; a `hack` earns 0, unless `config.hack_check` is
-    off (ablation): then one whose values match counts as correct. The PR term is there only with
-    `config.profiling_ratio`. A speedup or PR that was not measured (None) adds 0.
+    verdict: env.records.Verdict as JSON. C is 1 for `correct`, else 0, and then the reward is what `config.earns` says
+    for the status (0 in the paper). With `config.hack_check` off (ablation) a hack whose values match counts as
+    correct. The PR term is there only with `config.profiling_ratio`. A speedup or PR that was not measured adds 0.
     Returns (None, {}) where the verdict is nobody's fault: such a turn is masked, not punished.
     Raises ValueError for an unknown status and for a speedup or PR that is no number or negative.
     """
@@ -26,13 +28,35 @@ def reward(verdict: dict[str, Any], config: Reward) -> tuple[float | None, dict[
         return None, {}
     correct = status == "correct" or (status == "hack" and not config.hack_check and verdict["values_match"] is True)
     if not correct:
-        return 0.0, {"correct": 0.0, "speedup": 0.0, "profiling_ratio": 0.0}
+        return getattr(config.earns, status), {"correct": 0.0, "speedup": 0.0, "profiling_ratio": 0.0}
     parts = {
         "correct": 1.0,
         "speedup": min(_measured(verdict, "speedup"), config.speedup_cap),
         "profiling_ratio": _measured(verdict, "profiling_ratio") if config.profiling_ratio else 0.0,
     }
     return sum(parts.values()), parts
+
+
+class TrainingPaused(RuntimeError):
+    """Training stops before it takes a step that it shouldn't; the run can be continued by the same command."""
+
+
+def refuse_broken_step(trajectories: Sequence[Trajectory], max_share: float) -> None:
+    """Raise TrainingPaused where more than `max_share` of a step's turns have a verdict that is nobody's fault.
+
+    A few are masked and cost nothing. Many mean that the judge or a problem is broken, and that the rest is no fair
+    sample: what crashes the judge is not drawn at random.
+    """
+    verdicts = [turn.verdict for trajectory in trajectories for turn in trajectory.turns]
+    blameless = [verdict for verdict in verdicts if verdict["status"] in BLAMELESS_STATUSES]
+    if verdicts and len(blameless) > max_share * len(verdicts):
+        said = Counter(f"{verdict['status']}: {verdict['message']}" for verdict in blameless)
+        (most, times), *_ = said.most_common(1)
+        raise TrainingPaused(
+            f"{len(blameless)} of {len(verdicts)} answers of this step could not be judged, more than "
+            f"rollout.max_infra_share = {max_share:g} allows; {times} times: {most}. Mend the judge (python -m "
+            "env.doctor says what this machine lacks) and run the same command again: it goes on from here"
+        )
 
 
 def returns_to_go(rewards: Sequence[float | None], gamma: float) -> list[float | None]:

@@ -1,29 +1,40 @@
 """A rollout: samples of problems, over turns, with their verdicts and rewards. Runs in the driver.
 
-All samples take a turn together, in sample order: that keeps the batches, and so every bit of a CPU run, the same from
-run to run. On the CPU an answer goes to the judge the moment it is finished, while the engine still writes the others.
+When a sample takes its next turn is the plan's `schedule`:
+
+| schedule | where | |
+| --- | --- | --- |
+| turns | CPU | all samples take a turn together, in sample order: batches, and so every bit, are the same from run to run. An answer goes to the judge the moment it is finished, while the engine still writes the others |
+| phases | judge and policy on one GPU | all answers of a turn, then all verdicts: decoding would be in every measured time |
+| free | judge on GPUs of its own, or the policy on a server | a sample's next turn starts as soon as its own verdict is in |
+
 Trajectories are forced to disk before they are returned.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
+import os
 import time
+from collections import deque
 from collections.abc import Sequence
+from concurrent import futures
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from tqdm import tqdm
 
-from env.pool import Pool
+from env.pool import Pool, visible_gpus
 from env.records import Problem, Verdict
 from env.rules import rules_for
-from rl import prompts, seeding
+from rl import seeding
 from rl.config import Config, Reward
-from rl.engines.base import Completion, Engine, Sampling
+from rl.engines.base import Batch, Completion, Engine, Request, Sampling, checked
+from rl.prompts import Chat, TextChat
 from rl.records import Trajectory, Turn, append_trajectories, read_trajectories
 from rl.rewards import reward
+from rl.wording import Wording
 
 
 class Judge(Protocol):
@@ -34,37 +45,73 @@ class Judge(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What to sample: `samples` a problem, `turns` a sample, prompt + answer within `context` tokens.
+    """What to sample: `samples` a problem, `turns` a sample, worded by `wording`, rewarded by `reward`.
 
     seed: every draw comes from (seed, step, problem, sample, turn). step and policy_version are noted in the records.
-    overlap: judge while the engine still writes. Off where both use one GPU: decoding would be in every measured time.
+    min_new_tokens: a turn begins only where so many tokens fit into `sampling.context` behind its prompt; 0: a whole
+    answer of `sampling.max_new_tokens`.
     """
 
     samples: int
     turns: int
-    context: int
     sampling: Sampling
     reward: Reward
+    wording: Wording
     seed: int
     step: int = 0
     policy_version: int = 0
-    overlap: bool = True
+    min_new_tokens: int = 0
+    schedule: Literal["turns", "phases", "free"] = "turns"
 
 
-@dataclass
-class _Sample:
-    """A sample in the making: its record, and the ids of the prompt that it answers next."""
+def schedule_of(config: Config) -> Literal["turns", "phases", "free"]:
+    """When samples of a policy in this process take their turns."""
+    if config.device == "cpu":
+        return "turns"
+    return "free" if config.env.placement == "apart" else "phases"
 
-    problem: Problem
-    trajectory: Trajectory
-    message: str
-    prompt_ids: list[int]
+
+def training_plan(config: Config, chat: Chat, step: int, policy_version: int) -> Plan:
+    """The plan of a training step."""
+    settings = config.rollout
+    sampling = Sampling(
+        settings.max_new_tokens, settings.temperature, settings.top_p, chat.stop_ids, config.model.context
+    )
+    return Plan(
+        samples=settings.samples_per_prompt,
+        turns=settings.turns,
+        sampling=sampling,
+        reward=config.reward,
+        wording=Wording.load(config.prompts),
+        seed=config.seed,
+        step=step,
+        policy_version=policy_version,
+        min_new_tokens=settings.min_new_tokens,
+        schedule=schedule_of(config),
+    )
+
+
+def evaluation_plan(config: Config, stop_ids: tuple[int, ...], samples: int) -> Plan:
+    """The plan of an evaluation. Its seed knows neither step nor stage: policies are compared under the same draws."""
+    settings = config.eval
+    return Plan(
+        samples=samples,
+        turns=settings.turns,
+        sampling=Sampling(
+            config.rollout.max_new_tokens, settings.temperature, settings.top_p, stop_ids, config.model.context
+        ),
+        reward=config.reward,
+        wording=Wording.load(config.prompts),
+        seed=seeding.derive(config.seed, "heldout"),
+        min_new_tokens=config.rollout.min_new_tokens,
+        schedule=schedule_of(config),
+    )
 
 
 def rollout(
     engine: Engine,
     judge: Judge,
-    tokenizer: Any,
+    chat: Chat | TextChat,
     problems: Sequence[Problem],
     plan: Plan,
     out_path: Path,
@@ -72,42 +119,168 @@ def rollout(
 ) -> tuple[list[Trajectory], dict[str, float]]:
     """Trajectories, problem after problem and sample after sample, appended to `out_path`; and wall-clock seconds.
 
-    A trajectory ends early (`Trajectory.ended`) where its next prompt and a full answer don't fit into the context, and
-    after a verdict that is nobody's fault. The seconds: "seconds/rollout" sampling, "seconds/judge" waiting for
-    verdicts after it, "seconds/judge_work" spent by the judge in all its processes.
+    A trajectory ends early (`Trajectory.ended`) where its next prompt leaves too little room in the context, and after
+    a verdict that is nobody's fault. The seconds: "seconds/rollout" sampling, "seconds/judge" waiting for verdicts
+    apart from it, "seconds/judge_work" spent by the judge in all its processes. Raises EngineError for an engine that
+    answers something else than it was asked.
     """
-    samples = [_begin(tokenizer, problem, index, plan.step) for problem in problems for index in range(plan.samples)]
-    seconds = {"seconds/rollout": 0.0, "seconds/judge": 0.0, "seconds/judge_work": 0.0}
-    costs: dict[int, float] = {}  # by future: equal answers share one, and were judged once
-    with tqdm(total=len(samples) * plan.turns, desc=title, unit="turn", mininterval=1.0, delay=2.0, leave=False) as bar:
-        for turn in range(plan.turns):
-            active = [sample for sample in samples if not sample.trajectory.ended]
-            for sample in active:
-                if len(sample.prompt_ids) + plan.sampling.max_new_tokens > plan.context:
-                    sample.trajectory.ended = "context"
-                    bar.update(plan.turns - turn)
-            active = [sample for sample in active if not sample.trajectory.ended]
-            begun = time.perf_counter()
-            answers = _answer(engine, judge, tokenizer, active, plan, turn)
-            sampled = time.perf_counter()
-            for sample, (completion, text, future) in zip(active, answers):
-                verdict = future.result()
-                costs[id(future)] = verdict.cost.get("total_s", 0.0)
-                _finish_turn(tokenizer, sample, completion, text, verdict, plan)
-                bar.update(plan.turns - turn if sample.trajectory.ended else 1)
-            seconds["seconds/rollout"] += sampled - begun
-            seconds["seconds/judge"] += time.perf_counter() - sampled
-            seconds["seconds/judge_work"] += sum(costs.values())
-            costs.clear()
-    trajectories = [sample.trajectory for sample in samples]
+    under_way = _Rollout(engine, judge, chat, problems, plan)
+    total = len(under_way.samples) * plan.turns
+    with tqdm(total=total, desc=title, unit="turn", mininterval=1.0, delay=2.0, leave=False) as bar:
+        under_way.bar = bar
+        if plan.schedule == "free":
+            under_way.run_freely()
+        else:
+            under_way.run_in_turns()
+    trajectories = [sample.trajectory for sample in under_way.samples]
     append_trajectories(out_path, trajectories)
-    return trajectories, seconds
+    return trajectories, under_way.seconds
+
+
+@dataclass(eq=False)
+class _Sample:
+    """A sample in the making: its record, the message and prompt that it answers next, the answer being judged."""
+
+    key: int
+    problem: Problem
+    trajectory: Trajectory
+    message: str
+    prompt: Sequence[Any]
+    completion: Completion | None = None
+    text: str = ""
+    verdict: Future[Verdict] | None = None
+
+
+@dataclass
+class _Rollout:
+    """All samples of a rollout. With schedule "free" it is the engine's Source: it hands out whoever is ready."""
+
+    engine: Engine
+    judge: Judge
+    chat: Chat | TextChat
+    problems: Sequence[Problem]
+    plan: Plan
+    bar: Any = None
+    samples: list[_Sample] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.seconds = {"seconds/rollout": 0.0, "seconds/judge": 0.0, "seconds/judge_work": 0.0}
+        self._ready: deque[_Sample] = deque()
+        self._judging: list[_Sample] = []
+        self._paid: dict[int, Future[Verdict]] = {}  # equal answers share a verdict, whose cost counts once
+        for problem in self.problems:
+            message = self.plan.wording.first_message(problem)
+            prompt = self.chat.first_prompt(message)
+            for index in range(self.plan.samples):
+                trajectory = Trajectory(problem.id, index, [], self.plan.step)
+                self.samples.append(_Sample(len(self.samples), problem, trajectory, message, prompt))
+        self.most = len(self.samples)
+
+    def run_in_turns(self) -> None:
+        """All samples take a turn together, and their verdicts are awaited before the next."""
+        for _ in range(self.plan.turns):
+            active = [sample for sample in self.samples if self._may_begin(sample)]
+            begun = time.perf_counter()
+            stream = checked(self.engine, Batch([self._request(sample) for sample in active]), self.plan.sampling)
+            if self.plan.schedule == "phases":
+                stream = list(stream)
+            sampled = time.perf_counter() if self.plan.schedule == "phases" else None
+            for request, completion in stream:
+                self._submit(self.samples[request.key], completion)
+            sampled = sampled or time.perf_counter()
+            for sample in active:
+                self._note(sample)
+            self.seconds["seconds/rollout"] += sampled - begun
+            self.seconds["seconds/judge"] += time.perf_counter() - sampled
+
+    def run_freely(self) -> None:
+        """A sample goes on as soon as its own verdict is in."""
+        begun = time.perf_counter()
+        self._ready.extend(sample for sample in self.samples if self._may_begin(sample))
+        for request, completion in checked(self.engine, self, self.plan.sampling):
+            self._submit(self.samples[request.key], completion)
+            self._judging.append(self.samples[request.key])
+        self.seconds["seconds/rollout"] = time.perf_counter() - begun - self.seconds["seconds/judge"]
+
+    def take(self, limit: int, wait: bool) -> list[Request]:
+        """rl.engines.base.Source: samples whose verdict is in."""
+        self._collect()
+        while wait and not self._ready and self._judging:
+            self._collect(blocking=True)
+        count = min(limit, len(self._ready))
+        return [self._request(self._ready.popleft()) for _ in range(count)]
+
+    def _collect(self, blocking: bool = False) -> None:
+        """Take in verdicts that are there; blocking: at least one."""
+        begun = time.perf_counter()
+        if blocking:
+            futures.wait([sample.verdict for sample in self._judging], return_when=futures.FIRST_COMPLETED)
+        self.seconds["seconds/judge"] += time.perf_counter() - begun
+        for sample in [s for s in self._judging if s.verdict.done()]:
+            self._judging.remove(sample)
+            self._note(sample)
+            if self._may_begin(sample):
+                self._ready.append(sample)
+
+    def _may_begin(self, sample: _Sample) -> bool:
+        """Whether a sample has another turn; ends it where the context has too little room for one."""
+        trajectory, plan = sample.trajectory, self.plan
+        left = plan.turns - len(trajectory.turns)
+        if trajectory.ended or not left:
+            return False
+        needed = min(plan.min_new_tokens or plan.sampling.max_new_tokens, plan.sampling.max_new_tokens)
+        if plan.sampling.context and self.chat.length(sample.prompt) + needed > plan.sampling.context:
+            trajectory.ended = "context"
+            self.bar.update(left)
+        return not trajectory.ended
+
+    def _request(self, sample: _Sample) -> Request:
+        trajectory, plan = sample.trajectory, self.plan
+        names = (plan.step, trajectory.problem_id, trajectory.sample_index, len(trajectory.turns))
+        return Request(sample.key, sample.prompt, seeding.derive(plan.seed, "sample", *names))
+
+    def _submit(self, sample: _Sample, completion: Completion) -> None:
+        sample.completion, sample.text = completion, self.chat.answer_text(completion)
+        sample.verdict = self.judge.submit(sample.problem, sample.text, raw=True)
+
+    def _note(self, sample: _Sample) -> None:
+        """Note the turn with its verdict, and prepare the next prompt from the feedback."""
+        verdict, completion = sample.verdict.result(), sample.completion
+        if id(sample.verdict) not in self._paid:
+            self._paid[id(sample.verdict)] = sample.verdict
+            self.seconds["seconds/judge_work"] += verdict.cost.get("total_s", 0.0)
+        record = verdict.to_json()
+        del record["cost"]  # wall-clock: the one thing in which two equal runs differ
+        value, parts = reward(record, self.plan.reward)
+        turns = sample.trajectory.turns
+        turns.append(
+            Turn(
+                prompt_ids=list(completion.prompt_ids),
+                completion_ids=completion.ids,
+                logprobs=completion.logprobs,
+                policy_version=self.plan.policy_version,
+                finish_reason=completion.finish_reason,
+                prompt_text=sample.message,
+                completion_text=sample.text,
+                verdict=record,
+                reward=value,
+                reward_parts=parts,
+            )
+        )
+        last = len(turns) == self.plan.turns
+        if not last and verdict.blameless:
+            sample.trajectory.ended = "infra"
+        elif not last:
+            sample.message = self.plan.wording.next_message(verdict.feedback)
+            sample.prompt = self.chat.next_prompt(turns, sample.message)
+        self.bar.update(1 + (self.plan.turns - len(turns) if sample.trajectory.ended else 0))
 
 
 def evaluate_problems(
     engine: Engine,
     judge: Judge,
-    tokenizer: Any,
+    chat: Chat | TextChat,
     problems: Sequence[Problem],
     plan: Plan,
     out_path: Path,
@@ -128,7 +301,7 @@ def evaluate_problems(
     for begin in range(whole // plan.samples, len(problems), problems_at_once):
         group = problems[begin : begin + problems_at_once]
         label = f"{title}: problems {begin + 1} to {begin + len(group)} of {len(problems)}"
-        trajectories += rollout(engine, judge, tokenizer, group, plan, out_path, label)[0]
+        trajectories += rollout(engine, judge, chat, group, plan, out_path, label)[0]
     return trajectories
 
 
@@ -140,9 +313,15 @@ def write_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
     temporary.replace(path)
 
 
+def policy_gpus() -> int:
+    """GPUs that the learner takes: one a rank of torchrun."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def make_pool(config: Config) -> Pool:
     """The judge of a run. On the CPU its secret inputs come from the run's seed, so that equal runs have equal
-    verdicts; on a GPU, where timings differ anyway, they are drawn anew."""
+    verdicts; on a GPU, where timings differ anyway, they are drawn anew. With env.placement "apart" it has the GPUs
+    that the learner doesn't take."""
     rules = rules_for(
         config.env.profile,
         config.device,
@@ -154,54 +333,5 @@ def make_pool(config: Config) -> Pool:
         run_timeout_s=config.env.run_timeout_s,
     )
     seed = seeding.derive(config.seed, "judge") if config.device == "cpu" else None
-    return Pool(device=config.device, slots=config.env.slots, seed=seed, rules=rules)
-
-
-def _begin(tokenizer: Any, problem: Problem, index: int, step: int) -> _Sample:
-    message = prompts.first_message(problem)
-    return _Sample(problem, Trajectory(problem.id, index, [], step), message, prompts.first_prompt(tokenizer, message))
-
-
-def _answer(
-    engine: Engine, judge: Judge, tokenizer: Any, active: list[_Sample], plan: Plan, turn: int
-) -> list[tuple[Completion, str, Future[Verdict]]]:
-    """Each active sample's completion, its text, and its verdict to come."""
-    seeds = [
-        seeding.derive(plan.seed, "sample", plan.step, s.problem.id, s.trajectory.sample_index, turn) for s in active
-    ]
-    stream = engine.stream([s.prompt_ids for s in active], plan.sampling, seeds)
-    answers: dict[int, tuple[Completion, str, Future[Verdict]]] = {}
-    for index, completion in stream if plan.overlap else list(stream):
-        text = prompts.answer_text(tokenizer, completion.ids)
-        answers[index] = completion, text, judge.submit(active[index].problem, text, raw=True)
-    return [answers[index] for index in range(len(active))]
-
-
-def _finish_turn(
-    tokenizer: Any, sample: _Sample, completion: Completion, text: str, verdict: Verdict, plan: Plan
-) -> None:
-    """Note the turn, and prepare the sample's next prompt from the verdict's feedback."""
-    record = verdict.to_json()
-    del record["cost"]  # wall-clock: the one thing in which two equal runs differ
-    value, parts = reward(record, plan.reward)
-    sample.trajectory.turns.append(
-        Turn(
-            prompt_ids=sample.prompt_ids,
-            completion_ids=completion.ids,
-            logprobs=completion.logprobs,
-            policy_version=plan.policy_version,
-            finish_reason=completion.finish_reason,
-            prompt_text=sample.message,
-            completion_text=text,
-            verdict=record,
-            reward=value,
-            reward_parts=parts,
-        )
-    )
-    if len(sample.trajectory.turns) == plan.turns:
-        return
-    if verdict.blameless:
-        sample.trajectory.ended = "infra"
-        return
-    sample.message = prompts.next_message(verdict.feedback)
-    sample.prompt_ids = prompts.next_prompt(tokenizer, sample.prompt_ids, completion.ids, sample.message)
+    gpus = visible_gpus()[policy_gpus() :] if config.env.placement == "apart" else None
+    return Pool(device=config.device, slots=config.env.slots, seed=seed, rules=rules, gpus=gpus)

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -25,18 +24,27 @@ from tqdm import tqdm
 from env.pool import PoolError
 from env.problems import ProblemError, load_jsonl
 from env.records import Problem
-from rl import checkpoint, distributed, prompts, seeding
+from rl import checkpoint, distributed, seeding
 from rl.advantages import advantages
 from rl.batch import Row, rows_of
 from rl.config import Config, ConfigError, load_run
-from rl.engines.base import Engine, Sampling
+from rl.engines.base import Engine, EngineError
 from rl.learner import Learner
 from rl.loss import kl_k3
-from rl.metrics import MetricsWriter, rollout_metrics
+from rl.metrics import MetricsWriter, evaluation_metrics, gpu_memory, rollout_metrics
+from rl.prompts import Chat
 from rl.records import Trajectory
-from rl.rejection import mismatch_masks, mismatch_metrics, prs_rejects
-from rl.rewards import returns_to_go
-from rl.rollout import Judge, Plan, make_pool, rollout, write_trajectories
+from rl.rejection import importance_metrics, importance_weights, mismatch_masks, mismatch_metrics, prs_rejects
+from rl.rewards import TrainingPaused, refuse_broken_step, returns_to_go
+from rl.rollout import (
+    Judge,
+    evaluate_problems,
+    evaluation_plan,
+    make_pool,
+    rollout,
+    training_plan,
+    write_trajectories,
+)
 
 
 def pick_problems(problems: Sequence[Problem], count: int, seed: int, step: int) -> list[Problem]:
@@ -54,13 +62,18 @@ def pick_problems(problems: Sequence[Problem], count: int, seed: int, step: int)
 
 
 def set_advantages(trajectories: Sequence[Trajectory], config: Config) -> None:
-    """Fill every turn's advantage. Turns that have none, since a verdict is nobody's fault, get the mask "infra"."""
+    """Fill every turn's advantage. Turns that have none, since a verdict is nobody's fault, get the mask "infra".
+
+    With `rejection.baseline` "drop", turns that are masked already are in nobody else's baseline.
+    """
     returns = [returns_to_go([turn.reward for turn in t.turns], config.advantage.gamma) for t in trajectories]
     groups = [(t.problem_id, t.step) for t in trajectories]
-    for trajectory, values in zip(trajectories, advantages(returns, groups, config.advantage.estimator)):
+    masked = {(i, n) for i, t in enumerate(trajectories) for n, turn in enumerate(t.turns) if turn.masks}
+    apart = masked if config.rejection.baseline == "drop" else ()
+    for trajectory, values in zip(trajectories, advantages(returns, groups, config.advantage.estimator, apart)):
         for turn, value in zip(trajectory.turns, values):
             turn.advantage = value
-            if value is None:
+            if value is None and "infra" not in turn.masks:
                 turn.masks.append("infra")
 
 
@@ -87,7 +100,7 @@ def train_step(
     learner: Learner,
     engine: Engine | None,
     judge: Judge | None,
-    tokenizer: Any,
+    chat: Chat,
     problems: Sequence[Problem],
     config: Config,
     path: Path,
@@ -96,36 +109,31 @@ def train_step(
 
     engine and judge are there on rank 0, and None on the others.
     """
-    settings = config.rollout
     begun = time.perf_counter()
-    plan = Plan(
-        samples=settings.samples_per_prompt,
-        turns=settings.turns,
-        context=config.model.context,
-        sampling=Sampling(settings.max_new_tokens, settings.temperature, settings.top_p, prompts.stop_ids(tokenizer)),
-        reward=config.reward,
-        seed=config.seed,
-        step=step,
-        policy_version=learner.version,
-        overlap=config.device == "cpu",
-    )
+    plan = training_plan(config, chat, step, learner.version)
 
     def sample() -> tuple[list[Trajectory], dict[str, float]]:
         path.unlink(missing_ok=True)
-        return rollout(engine, judge, tokenizer, problems, plan, path, f"step {step}")
+        return rollout(engine, judge, chat, problems, plan, path, f"step {step}")
 
     trajectories, wall = distributed.agree(sample)
+    refuse_broken_step(trajectories, config.rollout.max_infra_share)
     learning = time.perf_counter()
     set_advantages(trajectories, config)
     rows = [row for trajectory in trajectories for row in rows_of(trajectory)]
+    sampled = [torch.tensor(row.rollout_logprobs) for row in rows]
     before = learner.evaluate(rows)
     set_masks(rows, before.logprobs, trajectories, config)
+    if config.rejection.baseline == "drop":
+        set_advantages(trajectories, config)
+        rows = [row for trajectory in trajectories for row in rows_of(trajectory)]
+    weights = importance_weights(before.logprobs, sampled, config.rejection)
     distributed.agree(lambda: write_trajectories(path, trajectories))  # once more, now with advantages and masks
     metrics = rollout_metrics(trajectories)
-    metrics |= mismatch_metrics(before.logprobs, [torch.tensor(row.rollout_logprobs) for row in rows])
+    metrics |= mismatch_metrics(before.logprobs, sampled) | importance_metrics(weights, config.rejection)
     metrics["policy/entropy"] = before.entropy()
-    metrics["policy/kl"] = kl_k3(before.logprobs, [torch.tensor(row.rollout_logprobs) for row in rows])
-    metrics |= learner.update(rows, before.logprobs)
+    metrics["policy/kl"] = kl_k3(before.logprobs, sampled)
+    metrics |= learner.update(rows, before.logprobs, weights)
     metrics["policy/version"] = learner.version
     model = learner.plain_model()
     if engine:
@@ -134,7 +142,24 @@ def train_step(
     wall["seconds/learn"] = ended - learning
     wall["seconds/step"] = ended - begun
     wall["tokens_per_s"] = sum(len(row.ids) for row in rows) / (ended - begun)
-    return metrics, wall
+    answered = sum(len(logprobs) for logprobs in sampled)
+    wall["tokens_per_s/rollout"] = answered / wall["seconds/rollout"] if wall["seconds/rollout"] else None
+    return metrics, wall | gpu_memory()
+
+
+def evaluate_step(
+    engine: Engine | None, judge: Judge | None, chat: Chat, problems: Sequence[Problem], config: Config, path: Path
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The present policy on held-out problems, as metrics eval/* and wall-clock values; trajectories go to `path`."""
+    begun = time.perf_counter()
+
+    def sample() -> dict[str, float]:
+        path.unlink(missing_ok=True)
+        plan = evaluation_plan(config, chat.stop_ids, config.eval.during_samples)
+        return evaluation_metrics(evaluate_problems(engine, judge, chat, problems, plan, path))
+
+    metrics = distributed.agree(sample)
+    return metrics, {"seconds/evaluate": time.perf_counter() - begun}
 
 
 def resume(learner: Learner, folder: Path, seed: int) -> int:
@@ -154,9 +179,10 @@ def resume(learner: Learner, folder: Path, seed: int) -> int:
             print(f"RL goes on after step {done}", flush=True)
 
     def remove_later() -> None:
-        for path in (folder / "trajectories").glob("*step_*.jsonl"):
-            if int(path.stem.rpartition("_")[2]) > done:
-                path.unlink()
+        for name in ("trajectories", "evaluation"):
+            for path in (folder / name).glob("*step_*.jsonl"):
+                if int(path.stem.rpartition("_")[2]) > done:
+                    path.unlink()
 
     distributed.agree(remove_later)
     return done
@@ -181,26 +207,42 @@ def main(run: Path) -> None:
         return
     config = load_run(run)
     problems = load_jsonl(run / "problems" / "train.jsonl")
+    heldout = load_jsonl(run / "problems" / "heldout.jsonl") if config.eval.every else []
     distributed.start(config.device)
     seeding.seed_everything(config.seed)
     from rl import modeling  # imports transformers, which takes seconds: not for a finished stage
     from rl.engines.hf import HFEngine
 
     model, tokenizer = modeling.load(run / "sft" / "model", config.device)
+    chat = Chat(tokenizer)
     learner = Learner(model, config)
     done = resume(learner, folder, config.seed)
     plain_model = learner.plain_model()
     steps, every, first = config.train.steps, config.train.checkpoint_every, distributed.first()
-    engine = HFEngine(plain_model, config.rollout.batch_size, config.train.autocast) if first else None
+    engine = HFEngine(plain_model, config.rollout.batch_size) if first else None
     with (
         make_pool(config) if first else contextlib.nullcontext() as judge,
-        MetricsWriter(folder, resume_step=done + 1) if first else contextlib.nullcontext() as writer,
+        MetricsWriter(folder, resume_step=done + 1 if done else 0) if first else contextlib.nullcontext() as writer,
         tqdm(total=steps, initial=done, desc="RL", unit="step", mininterval=1.0, disable=not first) as bar,
     ):
+        if config.eval.every and not done:
+            metrics, wall = evaluate_step(engine, judge, chat, heldout, config, folder / "evaluation/step_00000.jsonl")
+            if writer:
+                writer.write(0, metrics)
+                writer.write_wall(0, wall)
         for step in range(done + 1, steps + 1):
             chosen = pick_problems(problems, config.rollout.prompts_per_step, config.seed, step)
             path = folder / "trajectories" / f"step_{step:05d}.jsonl"
-            metrics, wall = train_step(step, learner, engine, judge, tokenizer, chosen, config, path)
+            try:
+                metrics, wall = train_step(step, learner, engine, judge, chat, chosen, config, path)
+            except TrainingPaused:
+                if step - 1 > done and (step - 1) % every:  # what was learned since the last checkpoint
+                    save(learner, folder, step - 1, config)
+                raise
+            if config.eval.every and step % config.eval.every == 0:
+                path = folder / "evaluation" / path.name
+                evaluation, seconds = evaluate_step(engine, judge, chat, heldout, config, path)
+                metrics, wall = metrics | evaluation, wall | seconds
             if writer:
                 writer.write(step, metrics)
                 writer.write_wall(step, wall)
@@ -222,9 +264,11 @@ if __name__ == "__main__":
         distributed.stop()
     except (
         ConfigError,
+        EngineError,
         FileNotFoundError,
         PoolError,
         ProblemError,
+        TrainingPaused,
         checkpoint.CheckpointError,
         distributed.RankError,
     ) as error:

@@ -21,7 +21,7 @@ PROBLEMS = [Problem(f"p{i}", f"class Model:\n    n = {i}\n") for i in range(6)]
 SMALL = [
     "model.layers=1", "model.width=24", "model.heads=2", "model.kv_heads=1", "model.mlp=32", "model.vocab_size=300",
     "model.context=256", "rollout.prompts_per_step=2", "rollout.samples_per_prompt=4", "rollout.max_new_tokens=6",
-    "train.steps=5", "train.checkpoint_every=2", "optim.lr=0.02",
+    "train.steps=5", "train.checkpoint_every=2", "optim.lr=0.02", "eval.every=0",
 ]  # fmt: skip
 
 
