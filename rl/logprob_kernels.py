@@ -15,27 +15,28 @@ def _statistics_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK)
-    largest = tl.full([BLOCK], float("-inf"), tl.float32)
+    # Each lane goes over its own columns. Not from -inf: a lane without columns would compute -inf - -inf.
+    largest = tl.full([BLOCK], -1e30, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)  # sum of exp(x - largest)
-    weighted = tl.zeros([BLOCK], tl.float32)  # sum of x * exp(x - largest)
+    weighted = tl.zeros([BLOCK], tl.float32)  # sum of (x - largest) * exp(x - largest)
     for begin in range(0, columns, BLOCK):
         mask = begin + offsets < columns
         x = tl.load(logits + row * stride + begin + offsets, mask=mask, other=0.0).to(tl.float32) * scale
-        above = tl.maximum(largest, tl.where(mask, x, float("-inf")))
-        # A lane that has seen nothing yet has -inf on both sides, and -inf minus itself is no number.
-        shrink = tl.where(largest == float("-inf"), 0.0, tl.exp(largest - above))
+        above = tl.where(mask, tl.maximum(largest, x), largest)
         grown = tl.where(mask, tl.exp(x - above), 0.0)
-        total = total * shrink + grown
-        weighted = weighted * shrink + grown * x
+        down = largest - above
+        weighted = tl.exp(down) * (weighted + down * total) + grown * (x - above)
+        total = tl.exp(down) * total + grown
         largest = above
     top = tl.max(largest, axis=0)
-    shrink = tl.where(largest == float("-inf"), 0.0, tl.exp(largest - top))
-    mass = tl.sum(total * shrink, axis=0)
+    down = largest - top
+    mass = tl.sum(tl.exp(down) * total, axis=0)
     normaliser = top + tl.log(mass)
+    entropy = tl.log(mass) - tl.sum(tl.exp(down) * (weighted + down * total), axis=0) / mass
     chosen = tl.load(logits + row * stride + tl.load(targets + row)).to(tl.float32) * scale
     tl.store(normalisers + row, normaliser)
     tl.store(logprobs + row, chosen - normaliser)
-    tl.store(entropies + row, normaliser - tl.sum(weighted * shrink, axis=0) / mass)
+    tl.store(entropies + row, entropy)
     tl.store(greedy + row, (chosen >= top).to(tl.int8))
 
 

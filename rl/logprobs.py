@@ -47,14 +47,15 @@ def token_values(
 class _TokenValues(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, targets, temperature, chunk_logits):
+        # Results are made first: between chunks that come and go they would fragment the heap to the size of them all.
+        normaliser, logprobs, entropies = (hidden.new_empty(len(targets), dtype=torch.float32) for _ in range(3))
+        greedy = hidden.new_empty(len(targets), dtype=torch.bool)
         step = _chunk(chunk_logits, weight.shape[0])
-        parts = []
         for begin in range(0, len(targets), step):
-            logits = hidden[begin : begin + step] @ weight.T
-            parts.append(_statistics(logits, targets[begin : begin + step], temperature))
-        if not parts:
-            parts = [(hidden.new_empty(0, dtype=torch.float32),) * 3 + (hidden.new_empty(0, dtype=torch.bool),)]
-        normaliser, logprobs, entropies, greedy = (torch.cat(part) for part in zip(*parts))
+            part = slice(begin, begin + step)
+            values = _statistics(hidden[part] @ weight.T, targets[part], temperature)
+            for results, value in zip((normaliser, logprobs, entropies, greedy), values):
+                results[part] = value
         ctx.save_for_backward(hidden, weight, targets, normaliser)
         ctx.temperature, ctx.chunk_logits = temperature, chunk_logits
         ctx.mark_non_differentiable(entropies, greedy)
@@ -91,8 +92,8 @@ def _statistics(logits: torch.Tensor, targets: torch.Tensor, temperature: float)
     normaliser = scaled.logsumexp(-1)
     chosen = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     greedy = chosen >= scaled.amax(-1)
-    probabilities = (scaled - normaliser.unsqueeze(-1)).exp_()
-    entropies = normaliser - probabilities.mul_(scaled).sum(-1)
+    shifted = scaled.sub_(normaliser.unsqueeze(-1))
+    entropies = -(shifted.exp() * shifted).sum(-1)
     return normaliser, chosen - normaliser, entropies, greedy
 
 
