@@ -1,56 +1,24 @@
 """The learner on a tiny Qwen3: exact log-probs, gradients free of batching, and a bandit solved end to end."""
 
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+
+sys.path.append(str(Path(__file__).parent))
+
+from tiny import config, random_rows, tiny_model
 
 from rl import seeding
 from rl.advantages import advantages
 from rl.batch import Row, rows_of
-from rl.config import load_recipe
 from rl.learner import Learner
+from rl.policy import Policy
 from rl.records import Trajectory, Turn
 
 pytestmark = pytest.mark.budget(50)
-
-VOCABULARY = 24
-
-
-def tiny_model(seed=0, layers=2, vocabulary=VOCABULARY):
-    torch.manual_seed(seed)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=vocabulary,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            max_position_embeddings=64,
-            tie_word_embeddings=True,
-            initializer_range=0.2,
-        )
-    )
-
-
-def config(**overrides):
-    pairs = [f"{key.replace('__', '.')}={value}" for key, value in overrides.items()]
-    return load_recipe("mini-cpu", ["loss.scale=1.0", *pairs])
-
-
-def random_rows(count, seed, advantage=True):
-    rng = seeding.rng(seed, "rows")
-    rows = []
-    for i in range(count):
-        prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 12))]
-        completion = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 9))]
-        logprobs = [-rng.random() for _ in completion]
-        value = rng.gauss(0, 1) if advantage else None
-        rows.append(Row(prompt + completion, len(prompt), logprobs, value, problem_id="p", sample_index=i))
-    return rows
 
 
 def gradient(learner, rows, old=None):
@@ -208,6 +176,36 @@ def test_rows_of_a_trajectory_are_its_turns_as_sampled():
     assert rows[0].trajectory == rows[1].trajectory == ("p", 7, 3)
     rows[1].masks.append("mrs")
     assert turns[1].masks == ["mrs"]
+
+
+def test_a_model_that_does_more_than_its_head_is_refused():
+    model = tiny_model()
+    plain = model.forward
+
+    def capped(*args, **kwargs):
+        output = plain(*args, **kwargs)
+        output.logits = 0.5 * output.logits.tanh()
+        return output
+
+    model.forward = capped
+    with pytest.raises(ValueError, match="plain head"):
+        Policy(model)
+
+
+@pytest.mark.parametrize("ids", [[0], list(range(20))])
+def test_the_exported_folder_is_the_model(tmp_path, ids):
+    class Tokenizer:
+        def save_pretrained(self, folder):
+            (folder / "tokenizer.json").write_text("{}")
+
+    learner = Learner(tiny_model(), config(optim__lr=1e-2))
+    learner.update(random_rows(4, seed=5))
+    learner.export(Tokenizer(), tmp_path / "model")
+    again = type(learner.model).from_pretrained(tmp_path / "model")
+    inputs = torch.tensor([ids])
+    with torch.no_grad():
+        assert torch.equal(again(input_ids=inputs).logits, learner.model(input_ids=inputs).logits)
+    assert again.get_input_embeddings().weight is again.get_output_embeddings().weight
 
 
 CONTEXTS, ARMS = 4, 6

@@ -5,30 +5,47 @@ import random
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rl.batch import Row
 from rl.config import Loss
-from rl.loss import LossInput, policy_loss
+from rl.loss import LossInput, count_rows, kl_k3, policy_loss
 
-pytestmark = pytest.mark.budget(10)
+pytestmark = pytest.mark.budget(15)
 
 
 def naive_loss(rows, denominator, config):
-    """rows: [(new log-probs, old log-probs, advantage)]; sum over tokens, mean over `denominator` rows."""
+    """rows: [(new log-probs, old log-probs, advantage, weights)]; sum over tokens, mean over `denominator` rows."""
     total, clipped = 0.0, 0
-    for new, old, advantage in rows:
-        for a, b in zip(new, old):
+    for new, old, advantage, weights in rows:
+        for a, b, weight in zip(new, old, weights, strict=True):
             ratio = math.exp(a - b)
             inside = min(max(ratio, 1 - config.clip_low), 1 + config.clip_high)
-            total -= min(ratio * advantage, inside * advantage)
-            clipped += inside * advantage < ratio * advantage
+            objective = min(ratio * advantage, inside * advantage)
+            if config.dual_clip > 0 and advantage < 0 and objective < config.dual_clip * advantage:
+                objective = config.dual_clip * advantage
+            total -= weight * objective
+            clipped += objective != ratio * advantage
     return total / denominator / config.scale, clipped
 
 
 def flat(rows, denominator, requires_grad=False):
-    new = torch.tensor([x for row in rows for x in row[0]], dtype=torch.float64, requires_grad=requires_grad)
-    old = torch.tensor([x for row in rows for x in row[1]], dtype=torch.float64)
-    advantages = torch.tensor([row[2] for row in rows for _ in row[0]], dtype=torch.float64)
-    return LossInput(new, old, advantages, denominator)
+    def joined(values):
+        return torch.tensor([x for row in values for x in row], dtype=torch.float64)
+
+    rows = [row if len(row) == 4 else (*row, None) for row in rows]
+    new = joined([row[0] for row in rows]).requires_grad_(requires_grad)
+    advantages = joined([[row[2]] * len(row[0]) for row in rows])
+    weights = None if any(row[3] is None for row in rows) else joined([row[3] for row in rows])
+    return LossInput(new, joined([row[1] for row in rows]), advantages, denominator, weights)
+
+
+TOKEN = st.tuples(st.floats(-4, 0), st.floats(-1.5, 1.5), st.floats(0, 2))
+ROWS = st.lists(st.tuples(st.lists(TOKEN, max_size=6), st.floats(-3, 3)), max_size=6)
+RAGGED = ROWS.map(
+    lambda rows: [([a + d for a, d, _ in row], [a for a, _, _ in row], v, [w for *_, w in row]) for row, v in rows]
+)
 
 
 def random_rows(seed):
@@ -40,13 +57,57 @@ def random_rows(seed):
     return rows
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_loss_is_what_the_loop_says(seed):
-    rows, config = random_rows(seed), Loss(scale=7.0)
-    output = policy_loss(flat(rows, len(rows) + 3), config)
-    expected, clipped = naive_loss(rows, len(rows) + 3, config)
-    assert output.loss.item() == pytest.approx(expected, rel=1e-12)
-    assert (output.clipped, output.tokens) == (clipped, sum(len(row[0]) for row in rows))
+@given(rows=RAGGED, dual_clip=st.sampled_from([0.0, 1.5, 3.0]), more=st.integers(1, 4))
+def test_the_loss_is_what_the_loop_says(rows, dual_clip, more):
+    config = Loss(scale=7.0, dual_clip=dual_clip)
+    output = policy_loss(flat(rows, len(rows) + more), config)
+    expected, clipped = naive_loss(rows, len(rows) + more, config)
+    assert output.loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert (output.clipped.item(), output.tokens) == (clipped, sum(len(row[0]) for row in rows))
+
+
+def test_weights_of_one_are_no_weights():
+    rows = random_rows(3)
+    ones = [(*row, [1.0] * len(row[0])) for row in rows]
+    losses = [policy_loss(flat(given_rows, 5), Loss()).loss for given_rows in (rows, ones)]
+    assert torch.equal(*losses)
+
+
+def test_the_dual_clip_stops_a_loss_without_bound():
+    """A token that should not have become a thousand times likelier: bounded at 3 |A|, and then without gradient."""
+    rows = [([math.log(1000.0)], [0.0], -2.0)]
+    for dual_clip, loss, flows in ((0.0, 2000.0, True), (3.0, 6.0, False)):
+        inputs = flat(rows, 1, requires_grad=True)
+        output = policy_loss(inputs, Loss(scale=1.0, dual_clip=dual_clip))
+        output.loss.backward()
+        assert output.loss.item() == pytest.approx(loss)
+        assert (inputs.logprobs.grad.item() != 0) == flows
+
+
+def test_rows_are_counted_before_or_after_rejection():
+    def row(advantage, *masks):
+        return Row([1, 2], 1, [-1.0], advantage, list(masks))
+
+    rows = [row(1.0), row(0.0), row(-2.0, "mrs"), row(1.0, "prs"), row(None, "infra")]
+    assert count_rows(rows, Loss(rows="valid")) == 4
+    assert count_rows(rows, Loss(rows="kept")) == 2
+
+
+@given(rows=RAGGED)
+def test_k3_is_what_the_loop_says(rows):
+    new, old = ([torch.tensor(row[i], dtype=torch.float64) for row in rows] for i in (0, 1))
+    terms = [math.exp(a - b) - 1 - (a - b) for row in rows for a, b in zip(row[0], row[1])]
+    got = kl_k3(new, old)
+    assert got is None if not terms else got == pytest.approx(sum(terms) / len(terms), abs=1e-12)
+    assert got is None or got >= 0
+
+
+def test_k3_estimates_the_divergence():
+    """Two known distributions over three tokens; tokens drawn from the rollout's."""
+    rollout, learner = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.3, 0.4, 0.3]).double()
+    tokens = torch.multinomial(rollout, 40_000, True, generator=torch.Generator().manual_seed(0))
+    exact = (rollout * (rollout / learner).log()).sum().item()
+    assert kl_k3([learner.log()[tokens]], [rollout.log()[tokens]]) == pytest.approx(exact, rel=0.03)
 
 
 def test_parts_of_micro_batches_add_up():
