@@ -141,7 +141,7 @@ def rollout(
 class _Sample:
     """A sample in the making: its record, the message and prompt that it answers next, the answer being judged."""
 
-    key: int
+    number: int
     problem: Problem
     trajectory: Trajectory
     message: str
@@ -187,7 +187,7 @@ class _Rollout:
                 stream = list(stream)
             sampled = time.perf_counter() if self.plan.schedule == "phases" else None
             for request, completion in stream:
-                self._submit(self.samples[request.key], completion)
+                self._submit(self._sample(request), completion)
             sampled = sampled or time.perf_counter()
             for sample in active:
                 self._note(sample)
@@ -199,8 +199,9 @@ class _Rollout:
         begun = time.perf_counter()
         self._ready.extend(sample for sample in self.samples if self._may_begin(sample))
         for request, completion in checked(self.engine, self, self.plan.sampling):
-            self._submit(self.samples[request.key], completion)
-            self._judging.append(self.samples[request.key])
+            sample = self._sample(request)
+            self._submit(sample, completion)
+            self._judging.append(sample)
         self.seconds["seconds/rollout"] = time.perf_counter() - begun - self.seconds["seconds/judge"]
 
     def take(self, limit: int, wait: bool) -> list[Request]:
@@ -238,7 +239,11 @@ class _Rollout:
     def _request(self, sample: _Sample) -> Request:
         trajectory, plan = sample.trajectory, self.plan
         names = (plan.step, trajectory.problem_id, trajectory.sample_index, len(trajectory.turns))
-        return Request(sample.key, sample.prompt, seeding.derive(plan.seed, "sample", *names))
+        key = len(trajectory.turns) * self.most + sample.number  # no key twice, and the sample's number in it
+        return Request(key, sample.prompt, seeding.derive(plan.seed, "sample", *names))
+
+    def _sample(self, request: Request) -> _Sample:
+        return self.samples[request.key % self.most]
 
     def _submit(self, sample: _Sample, completion: Completion) -> None:
         sample.completion, sample.text = completion, self.chat.answer_text(completion)

@@ -1,4 +1,4 @@
-"""Prompts: token-exact continuation, one layout for rollout and SFT, foreign formats, templates that rewrite history."""
+"""Prompts: token-exact continuation, one layout for rollout and SFT, templates that rewrite history, refusals."""
 
 from __future__ import annotations
 
