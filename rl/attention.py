@@ -83,11 +83,11 @@ def _flash(
     longest: int,
 ) -> torch.Tensor:
     """torch's own FlashAttention, whose public entry has another signature in every version; this one's is stable."""
-    tokens_first = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    output = torch.ops.aten._flash_attention_forward(
-        *tokens_first, starts, starts, longest, longest, 0.0, True, False, scale=scaling
-    )[0]
-    return output.unsqueeze(0)
+    query, key, value = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    results = torch.ops.aten._flash_attention_forward(
+        query, key, value, starts, starts, longest, longest, 0.0, True, False, scale=scaling
+    )
+    return results[0].unsqueeze(0)
 
 
 def _row_by_row(

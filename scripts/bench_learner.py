@@ -12,6 +12,7 @@ Measured, on random weights of a Qwen3-1.7B shape (--tiny: a toy shape, any devi
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -234,6 +235,7 @@ def main(device: str, tiny: bool, limit_s: float, chosen: list[str]) -> dict:
             continue
         recompute, compiled = VARIANTS[variant]
         if cuda:
+            gc.collect()  # the last variant's learner
             torch.cuda.empty_cache()
             torch._dynamo.reset()
         try:

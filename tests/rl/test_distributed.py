@@ -1,6 +1,7 @@
 """Several ranks: the same gradients, metrics, weights and checkpoints as one process, beyond rounding."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,8 +95,8 @@ def load_and_train(folder):
     return learner.version, weights_of(model) if model is not None else None
 
 
-@pytest.mark.parametrize("saved_by", [1, 4])
-def test_a_checkpoint_goes_on_with_another_number_of_ranks(tmp_path, saved_by):
+@pytest.mark.parametrize(("saved_by", "loaded_by"), [(1, [4]), (4, [1, 2])])
+def test_a_checkpoint_goes_on_with_another_number_of_ranks(tmp_path, saved_by, loaded_by):
     train_and_save(tmp_path / "plain")
     expected = load_and_train(tmp_path / "plain")
     if saved_by == 1:
@@ -103,10 +104,37 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(tmp_path, saved_by):
     else:
         run_ranks(saved_by, train_and_save, tmp_path / "saved")
     assert len(list((tmp_path / "saved" / "step_00001").glob("*.distcp"))) == saved_by
-    for ranks in (1, 2, 4):
+    for ranks in loaded_by:
         version, weights = run_ranks(ranks, load_and_train, tmp_path / "saved")[0]
         assert version == expected[0] == 2
         assert torch.allclose(weights, expected[1], atol=1e-5)
+
+
+def bf16_steps(folder):
+    """As on a GPU with train.autocast, which recipes refuse on a CPU for its speed only."""
+    settings = config(optim__lr=1e-3)
+    learner = Learner(tiny_model(), replace(settings, train=replace(settings.train, autocast=True)))
+    rows = random_rows(9, seed=3)
+    reports = [learner.update(rows, learner.logprobs(rows)) for _ in range(3)]
+    checkpoint.save(folder, 3, learner.tensors(), {}, keep=1)
+    model = learner.plain_model()
+    types = {weight.dtype for weight in learner.weights}, model and {p.dtype for p in model.parameters()}
+    return reports, str(types), torch.cat([distributed.full(weight.detach()).flatten() for weight in learner.weights])
+
+
+def test_bf16_computes_over_fp32_weights_in_one_process_and_in_two(tmp_path):
+    fp32 = Learner(tiny_model(), config(optim__lr=1e-3))
+    rows = random_rows(9, seed=3)
+    expected = [fp32.update(rows, fp32.logprobs(rows)) for _ in range(3)]
+    results = [bf16_steps(tmp_path / "one"), *run_ranks(2, bf16_steps, tmp_path / "two")]
+    for rank, (reports, types, weights) in enumerate(results):
+        assert types == f"({{torch.float32}}, {None if rank == 2 else '{torch.bfloat16}'})"
+        assert [r["policy/skipped"] for r in reports] == [0, 0, 0]
+        for report, wanted in zip(reports, expected):
+            assert report["policy/grad_norm"] == pytest.approx(wanted["policy/grad_norm"], rel=0.05)
+        moved, wanted = weights - weights_of(tiny_model()), weights_of(fp32.model) - weights_of(tiny_model())
+        assert torch.nn.functional.cosine_similarity(moved, wanted, dim=0) > 0.9
+    assert torch.equal(results[1][2], results[2][2])
 
 
 class Tokenizer:

@@ -192,8 +192,7 @@ def test_a_model_that_does_more_than_its_head_is_refused():
         Policy(model)
 
 
-@pytest.mark.parametrize("ids", [[0], list(range(20))])
-def test_the_exported_folder_is_the_model(tmp_path, ids):
+def test_the_exported_folder_is_the_model(tmp_path):
     class Tokenizer:
         def save_pretrained(self, folder):
             (folder / "tokenizer.json").write_text("{}")
@@ -202,9 +201,9 @@ def test_the_exported_folder_is_the_model(tmp_path, ids):
     learner.update(random_rows(4, seed=5))
     learner.export(Tokenizer(), tmp_path / "model")
     again = type(learner.model).from_pretrained(tmp_path / "model")
-    inputs = torch.tensor([ids])
-    with torch.no_grad():
-        assert torch.equal(again(input_ids=inputs).logits, learner.model(input_ids=inputs).logits)
+    for (name, value), (own_name, own) in zip(again.named_parameters(), learner.model.named_parameters(), strict=True):
+        assert name == own_name and torch.equal(value, own)
+    assert again.dtype == torch.float32
     assert again.get_input_embeddings().weight is again.get_output_embeddings().weight
 
 
