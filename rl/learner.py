@@ -46,7 +46,7 @@ class Learner:
 
     def __init__(self, model: torch.nn.Module, config: Config, temperature: float | None = None) -> None:
         """model: any Hugging Face causal LM, moved to this rank's device here. temperature: of the distribution that
-        log-probs are of; None: that of rollouts. Raises ValueError for a model that can't be trained here
+        log-probs are of; None: that of rollouts. Raises ConfigError for a model that can't be trained here
         (rl/policy.py)."""
         self.config = config
         train = config.train

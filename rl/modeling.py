@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rl import checkpoint, seeding
-from rl.config import Config
+from rl.config import Config, ConfigError
 from rl.prompts import ASSISTANT, CHAT_TEMPLATE, END, PAD, USER
 
 # What BPE may merge into one token, in the order of trying. A line of code is one piece, but for the indentation (and
@@ -31,6 +32,8 @@ PIECES = (
     r"|[^\n0-9]+\n?"
     r"|\n"
 )
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def build_initial(config: Config, texts: Iterable[str], out_dir: Path) -> None:
@@ -92,10 +95,36 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 def load(path: Path | str, device: str) -> tuple[Any, Any]:
     """(model, tokenizer) of a Hugging Face folder, the model in fp32 on `device`.
 
-    Raises FileNotFoundError where there is no model folder: a bare name would be taken for one to download.
+    Raises FileNotFoundError where there is no model folder (a bare name would be taken for one to download), and
+    ModelError for one that is damaged, incomplete, or not of a causal language model with its tokenizer.
     """
     path = Path(path)
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} is no model folder: it has no config.json")
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)
-    return model.to(device).eval(), AutoTokenizer.from_pretrained(path, local_files_only=True)
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+        # transformers would make up an empty one.
+        raise ModelError(f"{path} has no tokenizer ({', '.join(TOKENIZER_FILES)}): add the files of the model's own")
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ModelError(
+            f"{path} can't be loaded ({reason}): give a whole folder of a causal language model, with its weights and "
+            "its tokenizer"
+        ) from error
+    if absent := sorted(report["missing_keys"]):
+        # transformers would draw them at random, with a warning: a policy that is none.
+        raise ModelError(f"{path} lacks weights, e.g. {absent[0]}: it is damaged, or of another kind of model")
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        raise ModelError(
+            f"{path}: the tokenizer has {len(tokenizer)} tokens and the model embeddings for only "
+            f"{model.get_input_embeddings().num_embeddings}: they don't belong together"
+        )
+    return model.to(device).eval(), tokenizer
+
+
+class ModelError(ConfigError):
+    """A model folder that can't be used; the message says what is wrong with it."""

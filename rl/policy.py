@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rl import attention
 from rl.batch import Pack, make_pack
+from rl.config import ConfigError
 from rl.logprobs import TokenValues, token_values
 
 
@@ -24,7 +25,7 @@ class Policy(torch.nn.Module):
     def __init__(
         self, model: torch.nn.Module, temperature: float = 1.0, recompute: bool = False, compile: bool = False
     ) -> None:
-        """Raises ValueError for a model whose logits are not its head applied to its last hidden states, or that
+        """Raises ConfigError for a model whose logits are not its head applied to its last hidden states, or that
         doesn't keep packed rows apart."""
         super().__init__()
         self.model = model.eval()
@@ -71,7 +72,7 @@ class Policy(torch.nn.Module):
             logits = self.model(input_ids=ids, use_cache=False).logits[0].float() / self.temperature
             own.append(logits.log_softmax(-1)[:-1].gather(-1, ids[0, 1:, None]).squeeze(-1))
         if not torch.allclose(got, torch.cat(own), rtol=1e-3, atol=1e-3):
-            raise ValueError(
+            raise ConfigError(
                 f"{type(self.model).__name__} does more to its logits than its output head (soft-capping, scaling, a "
                 "bias?) or doesn't attend within packed rows only: it can't be trained here; use a model with a plain "
                 "head and plain attention, e.g. Qwen3 or Llama"

@@ -1,4 +1,5 @@
-"""Supervised fine-tuning on the collected trajectories: `python -m rl.sft --run DIR`, alone or under torchrun.
+"""Supervised fine-tuning on the collected trajectories: `python -m rl.sft --run DIR`, alone or under torchrun
+(`torchrun --standalone --nproc-per-node N -m -- rl.sft --run DIR`).
 
 Reads DIR/collect/trajectories.jsonl, trains on completion tokens only, one sequence a trajectory, and writes
 DIR/sft/model (a Hugging Face folder), metrics.jsonl, wall.jsonl, and DONE last. A checkpoint an epoch; run again, it
@@ -127,14 +128,14 @@ def train(model: torch.nn.Module, examples: Sequence[Example], config: Config, f
 
 
 def load_examples(source: Path, tokenizer, context: int) -> list[Example]:
-    """The collected trajectories as Examples. Raises ValueError where none can be trained on."""
+    """The collected trajectories as Examples. Raises ConfigError where none can be trained on."""
     from rl.prompts import Chat
 
     chat = Chat(tokenizer)
     encoded = [pair for trajectory in read_trajectories(source) for pair in chat.encode_trajectory(trajectory)]
     examples = [e for ids, mask in encoded if (e := example(ids, mask, context)) is not None]
     if not examples:
-        raise ValueError(
+        raise ConfigError(
             f"{source}: nothing to train on in the first {context} tokens of any trajectory; raise model.context"
         )
     cut = sum(len(ids) > context for ids, _ in encoded)
@@ -185,5 +186,11 @@ if __name__ == "__main__":
     try:
         main(arguments.run)
         distributed.stop()
-    except (ConfigError, FileNotFoundError, checkpoint.CheckpointError, distributed.RankError) as error:
+    except (
+        ConfigError,
+        FileNotFoundError,
+        FloatingPointError,
+        checkpoint.CheckpointError,
+        distributed.RankError,
+    ) as error:
         sys.exit(f"rl.sft: {error}")

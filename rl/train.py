@@ -1,4 +1,5 @@
-"""Reinforcement learning: `python -m rl.train --run DIR`, or `torchrun --nproc-per-node N -m rl.train --run DIR`.
+"""Reinforcement learning: `python -m rl.train --run DIR`, or on N devices of one machine
+`torchrun --standalone --nproc-per-node N -m -- rl.train --run DIR` (without the --, torchrun takes --run for its own).
 
 Reads DIR/problems/train.jsonl and DIR/sft/model and writes below DIR/rl: trajectories/step_*.jsonl, metrics.jsonl,
 wall.jsonl, checkpoints/, and at the end model/ and DONE. Run again after a kill, it goes on from the newest checkpoint,
@@ -51,10 +52,10 @@ def pick_problems(problems: Sequence[Problem], count: int, seed: int, step: int)
     """The problems of a step (from 1): an epoch is a seeded permutation cut into batches of `count`.
 
     What is left over at an epoch's end waits for the next permutation, so a batch never holds a problem twice. The step
-    alone is the data cursor: nothing else has to be saved. Raises ValueError where there are fewer than `count`.
+    alone is the data cursor: nothing else has to be saved. Raises ConfigError where there are fewer than `count`.
     """
     if len(problems) < count:
-        raise ValueError(f"rollout.prompts_per_step = {count}, but there are only {len(problems)} training problems")
+        raise ConfigError(f"rollout.prompts_per_step = {count}, but there are only {len(problems)} training problems")
     epoch, batch = divmod(step - 1, len(problems) // count)
     order = list(range(len(problems)))
     seeding.rng(seed, "problems", epoch).shuffle(order)

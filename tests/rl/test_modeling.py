@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl import modeling
@@ -80,3 +84,42 @@ def test_weights_come_from_the_seed_alone(tmp_path):
 def test_a_missing_folder_is_no_download(tmp_path):
     with pytest.raises(FileNotFoundError, match="no model folder"):
         modeling.load(tmp_path / "nothing", "cpu")
+
+
+def cut_weights(folder):
+    os.truncate(folder / "model.safetensors", 3000)
+
+
+def lose_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def lose_a_weight(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def another_shape(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
+
+
+def lose_tokenizer(folder):
+    for path in folder.glob("token*"):
+        path.unlink()
+
+
+def larger_tokenizer(folder):
+    modeling.train_tokenizer([LINES, "".join(map(chr, range(300, 900)))], 900).save_pretrained(folder)
+
+
+DAMAGES = [cut_weights, lose_weights, lose_a_weight, another_shape, lose_tokenizer, larger_tokenizer]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_folder_is_refused_by_name(tmp_path, damage):
+    modeling.build_initial(SMALL, [LINES], tmp_path / "init")
+    damage(tmp_path / "init")
+    with pytest.raises(modeling.ModelError, match=re.escape(str(tmp_path / "init"))):
+        modeling.load(tmp_path / "init", "cpu")
