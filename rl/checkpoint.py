@@ -97,6 +97,18 @@ def load(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     return torch.load(path / PLAIN, map_location="cpu", weights_only=True)
 
 
+def changed_settings(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
+    """What differs between the resolved settings of a checkpoint and the present ones: "optim.lr: 0.1 -> 0.2", ..."""
+    lines = []
+    for key in sorted(saved.keys() | present.keys()):
+        before, now = saved.get(key), present.get(key)
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            lines += [f"{key}.{line}" for line in changed_settings(before, now)]
+        elif before != now:
+            lines.append(f"{key}: {before} -> {now}")
+    return lines
+
+
 def step_of(path: Path) -> int:
     """The step that a checkpoint's folder is named after."""
     return int(path.name.removeprefix("step_"))

@@ -163,8 +163,11 @@ def evaluate_step(
     return metrics, {"seconds/evaluate": time.perf_counter() - begun}
 
 
-def resume(learner: Learner, folder: Path, seed: int) -> int:
-    """Take over the newest checkpoint and remove what later steps left. Returns the number of steps done."""
+def resume(learner: Learner, folder: Path, config: Config) -> int:
+    """Take over the newest checkpoint and remove what later steps left. Returns the number of steps done.
+
+    Settings may have changed since (more steps, another learning rate): said, not refused.
+    """
     newest = checkpoint.newest(folder / "checkpoints")
     done = 0
     if newest is not None:
@@ -175,9 +178,10 @@ def resume(learner: Learner, folder: Path, seed: int) -> int:
         if distributed.rank() < len(generators):
             seeding.set_rng_state(generators[distributed.rank()])
         else:  # more ranks than before
-            seeding.seed_everything(seeding.derive(seed, "resume", done, distributed.rank()))
+            seeding.seed_everything(seeding.derive(config.seed, "resume", done, distributed.rank()))
         if distributed.first():
-            print(f"RL goes on after step {done}", flush=True)
+            changed = checkpoint.changed_settings(plain["config"], config.to_json())
+            print(f"RL goes on after step {done}", *changed, sep="\n  changed: ", flush=True)
 
     def remove_later() -> None:
         for name in ("trajectories", "evaluation"):
@@ -217,7 +221,7 @@ def main(run: Path) -> None:
     model, tokenizer = modeling.load(run / "sft" / "model", config.device)
     chat = Chat(tokenizer)
     learner = Learner(model, config)
-    done = resume(learner, folder, config.seed)
+    done = resume(learner, folder, config)
     plain_model = learner.plain_model()
     steps, every, first = config.train.steps, config.train.checkpoint_every, distributed.first()
     engine = HFEngine(plain_model, config.rollout.batch_size) if first else None

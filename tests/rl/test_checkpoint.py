@@ -205,6 +205,17 @@ def test_kills_at_random_instants_leave_a_whole_checkpoint_and_progress(tmp_path
         assert torch.equal(loaded["model"], torch.full((200_000,), float(reached)))
 
 
+def test_changed_settings_are_named():
+    saved = {"seed": 1, "optim": {"lr": 0.1, "beta1": 0.9}, "gone": 2}
+    present = {"seed": 1, "optim": {"lr": 0.2, "beta1": 0.9}, "new": {"x": 1}}
+    assert checkpoint.changed_settings(saved, present) == [
+        "gone: 2 -> None",
+        "new: None -> {'x': 1}",
+        "optim.lr: 0.1 -> 0.2",
+    ]
+    assert checkpoint.changed_settings(saved, saved) == []
+
+
 def test_done_marks(tmp_path):
     checkpoint.mark_done(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["DONE"]
