@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from rl.advantages import ESTIMATORS, advantages
 
-pytestmark = pytest.mark.budget(30)
+pytestmark = pytest.mark.budget(45)
 
 MAYBE = st.one_of(st.none(), st.floats(-4, 4).map(lambda x: round(x, 3)))
 BATCH = st.lists(st.tuples(st.sampled_from("abc"), st.lists(MAYBE, max_size=4)), max_size=12)
 
 
-def naive(returns, groups, estimator):
+def naive(returns, groups, estimator, apart=()):
     """Row by row from the definitions: the others of the group are looked up anew for every row."""
     result = []
     for i, turns in enumerate(returns):
@@ -27,7 +27,8 @@ def naive(returns, groups, estimator):
                 returns[j][at]
                 for j in range(len(returns))
                 if j != i and groups[j] == groups[i] and len(returns[j]) > at and returns[j][at] is not None
-            ]
+                and (j, at) not in apart
+            ]  # fmt: skip
             if own is None or (estimator == "rloo" and turns[0] is None):
                 row.append(None)
                 continue
@@ -54,6 +55,20 @@ def test_estimators_match_their_definition_on_ragged_groups(estimator, batch):
     for got_turns, expected_turns in zip(got, expected, strict=True):
         for value, wanted in zip(got_turns, expected_turns, strict=True):
             assert value == (None if wanted is None else pytest.approx(wanted, rel=1e-9, abs=1e-9))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@given(batch=BATCH, left_out=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 3))))
+def test_rows_set_apart_are_in_nobody_elses_baseline(estimator, batch, left_out):
+    groups, returns = [group for group, _ in batch], [turns for _, turns in batch]
+    got, expected = advantages(returns, groups, estimator, left_out), naive(returns, groups, estimator, left_out)
+    for got_turns, expected_turns in zip(got, expected, strict=True):
+        for value, wanted in zip(got_turns, expected_turns, strict=True):
+            assert value == (None if wanted is None else pytest.approx(wanted, rel=1e-9, abs=1e-9))
+
+
+def test_one_left_in_the_baseline_is_alone():
+    assert advantages([[4.0], [1.0], [2.0]], ["p"] * 3, "trloo", {(1, 0), (2, 0)}) == [[4.0], [-3.0], [-2.0]]
 
 
 @given(batch=BATCH, seed=st.integers(0, 1000))

@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 
 from rl import seeding
 from rl.config import Rejection
-from rl.rejection import geometric_weight, mismatch_masks, mismatch_metrics, prs_probability, prs_rejects
+from rl.rejection import (
+    geometric_weight,
+    importance_metrics,
+    importance_weights,
+    mismatch_masks,
+    mismatch_metrics,
+    prs_probability,
+    prs_rejects,
+)
 
-pytestmark = pytest.mark.budget(15)
+pytestmark = pytest.mark.budget(30)
 
 
 def rows_from(log_ratios):
@@ -118,3 +126,42 @@ def test_mismatch_metrics():
     assert metrics["policy/ppl_rollout"] == pytest.approx(math.exp(5.5 / 3))
     assert metrics["policy/logprob_gap"] == pytest.approx(0.5)
     assert mismatch_metrics([torch.empty(0)], [torch.empty(0)]) == {}
+
+
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+@given(
+    ratios=st.lists(st.lists(st.floats(-2, 2).map(lambda x: round(x, 4)), max_size=5), max_size=6),
+    cap=st.floats(1.0, 5.0),
+)
+def test_importance_weights_match_their_definition(kind, ratios, cap):
+    config = Rejection(importance=kind, importance_cap=cap)
+    learner, rollout = rows_from(ratios)
+    got = importance_weights(learner, rollout, config)
+    for weights, row in zip(got, ratios, strict=True):
+        product = 1.0
+        for value in row:
+            product *= math.exp(value)
+        expected = [min(math.exp(value) if kind == "token" else product, cap) for value in row]
+        assert weights.tolist() == pytest.approx(expected, rel=1e-9)
+
+
+def test_weights_below_the_cap_make_the_estimate_unbiased():
+    """The mean under the engine's distribution, weighed, is the mean under the learner's."""
+    engine, learner, value = [0.5, 0.3, 0.2], [0.25, 0.55, 0.2], [1.0, 5.0, -2.0]
+    tokens = random.Random(1).choices(range(3), engine, k=20_000)
+    rows = [[torch.tensor([math.log(table[t])]) for t in tokens] for table in (learner, engine)]
+    weights = importance_weights(*rows, Rejection(importance="token", importance_cap=2.0))
+    estimates = [w.item() * value[t] for w, t in zip(weights, tokens)]
+    mean, plain = (sum(values) / len(tokens) for values in (estimates, [value[t] for t in tokens]))
+    expected = sum(p * v for p, v in zip(learner, value))
+    error = torch.tensor(estimates).std().item() / math.sqrt(len(tokens))
+    assert abs(mean - expected) < 4 * error < abs(plain - expected) / 4, (mean, plain, error)
+
+
+def test_without_the_option_there_are_no_weights():
+    learner, rollout = rows_from([[0.5], [0.1, 0.2]])
+    assert importance_weights(learner, rollout, Rejection()) is None and importance_metrics(None, Rejection()) == {}
+    config = Rejection(importance="token", importance_cap=1.2)
+    metrics = importance_metrics(importance_weights(learner, rollout, config), config)
+    assert metrics["policy/importance_capped"] == pytest.approx(2 / 3)
+    assert metrics["policy/importance_mean"] == pytest.approx((1.2 + math.exp(0.1) + 1.2) / 3)

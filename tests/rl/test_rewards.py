@@ -1,12 +1,15 @@
 """Rewards and returns against naive loops."""
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env.records import BLAMELESS_STATUSES, CANDIDATE_STATUSES, Verdict
-from rl.config import Reward
-from rl.rewards import returns_to_go, reward
+from env.records import BLAMELESS_STATUSES, CANDIDATE_STATUSES, STATUSES, Verdict
+from rl.config import Earns, Reward
+from rl.records import Trajectory, Turn
+from rl.rewards import TrainingPaused, refuse_broken_step, returns_to_go, reward
 
 pytestmark = pytest.mark.budget(10)
 
@@ -86,3 +89,68 @@ def test_a_turn_without_reward_masks_itself_and_all_before():
     assert returns_to_go([1.0, None, 2.0, 3.0], 1.0) == [None, None, 5.0, 3.0]
     assert returns_to_go([1.0, None, 2.0], 0.0) == [1.0, None, 2.0]
     assert returns_to_go([], 1.0) == []
+
+
+def test_what_a_status_earns_is_a_table_of_the_known_ones():
+    assert [spec.name for spec in fields(Earns)] == [s for s in CANDIDATE_STATUSES if s != "correct"]
+    config = Reward(earns=Earns(hack=-1.0, incorrect=0.1))
+    assert reward(verdict("hack", speedup=3.0), config) == (
+        -1.0,
+        {"correct": 0.0, "speedup": 0.0, "profiling_ratio": 0.0},
+    )
+    assert reward(verdict("incorrect"), config)[0] == 0.1 and reward(verdict("timeout"), config)[0] == 0.0
+    assert reward(verdict("correct", speedup=2.0), config)[0] == 3.0
+    ablation = Reward(hack_check=False, earns=Earns(hack=-1.0))
+    assert reward(verdict("hack", speedup=2.0, values_match=True), ablation)[0] == 3.0
+    assert reward(verdict("hack", speedup=2.0, values_match=False), ablation)[0] == -1.0
+
+
+def naive_reward(v, config):
+    """Equation 1 with the profiling ratio, spelled out in float64."""
+    if v["status"] in BLAMELESS_STATUSES:
+        return None
+    right = v["status"] == "correct"
+    if v["status"] == "hack" and not config.hack_check and v["values_match"] is True:
+        right = True
+    if not right:
+        return getattr(config.earns, v["status"])
+    total = 1.0
+    if v["speedup"] is not None:
+        total += v["speedup"] if v["speedup"] < config.speedup_cap else config.speedup_cap
+    if config.profiling_ratio and v["profiling_ratio"] is not None:
+        total += v["profiling_ratio"]
+    return total
+
+
+MEASURED = st.one_of(st.none(), st.floats(0, 10))
+
+
+@given(
+    st.sampled_from(STATUSES), MEASURED, st.one_of(st.none(), st.floats(0, 1)), st.sampled_from([None, True, False]),
+    st.booleans(), st.booleans(), st.floats(0.5, 5), st.floats(-1, 1),
+)  # fmt: skip
+def test_rewards_match_the_formula(status, speedup, ratio, match, with_ratio, check, cap, earned):
+    config = Reward(cap, with_ratio, check, Earns(incorrect=earned, oom=-earned))
+    v = verdict(status, speedup=speedup, profiling_ratio=ratio, values_match=match)
+    value, parts = reward(v, config)
+    expected = naive_reward(v, config)
+    assert value == (None if expected is None else pytest.approx(expected, abs=1e-12))
+    if parts and parts["correct"]:
+        assert sum(parts.values()) == value
+
+
+def judged(*statuses):
+    return Trajectory("p", 0, [Turn([], [], [], 0, "stop", verdict=verdict(s, message=f"no {s}")) for s in statuses])
+
+
+def test_a_step_that_could_not_be_judged_pauses_training():
+    step = [judged("correct", "infra_error"), judged("hack", "infra_error"), judged("problem_error")]
+    refuse_broken_step(step, 0.6)
+    with pytest.raises(TrainingPaused) as pause:
+        refuse_broken_step(step, 0.59)
+    for words in ("3 of 5", "rollout.max_infra_share = 0.59", "2 times: infra_error: no infra_error", "same command"):
+        assert words in str(pause.value)
+    refuse_broken_step([judged("timeout", "oom")], 0.0)
+    refuse_broken_step([Trajectory("p", 0, [])], 0.0)
+    with pytest.raises(TrainingPaused):
+        refuse_broken_step([judged(*["correct"] * 99, "infra_error")], 0.0)
