@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -108,7 +109,10 @@ def main(argv: list[str] | None = None) -> int:
     except Stopped as stop:
         print(f"env.evaluate: {stop}; there is no verdict", file=sys.stderr)
         return stop.code
-    print(json.dumps(verdict.to_json()) if args.json else render_text(verdict))
+    try:
+        print(json.dumps(verdict.to_json()) if args.json else render_text(verdict), flush=True)
+    except BrokenPipeError:  # the reader (head, less) has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -265,7 +265,8 @@ class Server:
 
     def _kill(self, supervisor: int, forked: _Forked) -> None:
         """End a worker and, where no PID namespace takes them along, all that it has started."""
-        signal_all([forked.worker, *hostmemory.descendants(supervisor)[0]])
+        named = [forked.worker] if forked.worker else []  # (a signal to 0 would reach this very process)
+        signal_all([*named, *hostmemory.descendants(supervisor)[0]])
 
     def _reap(self) -> None:
         while True:

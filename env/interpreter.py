@@ -5,13 +5,15 @@ Runs in the fork server, before any worker exists, and in a worker before foreig
 
 from __future__ import annotations
 
-import functools
-import sys
+import dis
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime import driver, interpreter
+
+from env.launches import LaunchLog
 
 
 def prepare() -> None:
@@ -74,23 +76,44 @@ def _patch_language_once_a_launch() -> None:
     interpreter.GridExecutor.__call__ = launch_afresh
 
 
-def note_host_copies(own_file: str) -> None:
-    """Note what the candidate's own code takes to the host (numpy, lists, Python functions over elements): on a GPU
-    that is a copy over PCIe, and work done there would be free otherwise. In its own process, before it is loaded.
+def note_host_copies(log: LaunchLog) -> None:
+    """Note what the candidate takes to the host (numpy, lists, Python functions over elements), itself or through a
+    library: on a GPU that is a copy over PCIe, and work done there would be free otherwise. In its own process, before
+    it is loaded.
     """
     import torch
 
-    from env.modelled import HOST_COPIES
+    from env.modelled import HOST_COPIES, called_by
 
     def noted(original: Any) -> Any:
-        @functools.wraps(original)
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if sys._getframe(1).f_code.co_filename == own_file:
+            # Within a kernel it is the interpreter's own doing, unless the kernel's code asked for it.
+            if not log.own_running or called_by(log.own_file):
                 HOST_COPIES.append(self.nbytes() if isinstance(self, torch.UntypedStorage) else self.nbytes)
             return original(self, *args, **kwargs)
 
+        method.__name__, method.__doc__ = original.__name__, original.__doc__
         return method
 
     for name in ("numpy", "__array__", "apply_", "map_", "map2_", "__dlpack__", "tolist", "item", "__iter__"):
         setattr(torch.Tensor, name, noted(getattr(torch.Tensor, name)))
-    torch.UntypedStorage.tolist = noted(torch.UntypedStorage.tolist)
+    for name in ("tolist", "_write_file", "__iter__"):
+        setattr(torch.UntypedStorage, name, noted(getattr(torch.UntypedStorage, name)))
+
+
+def refuse_python(fn: Any) -> None:
+    """Raise TypeError where a kernel calls what no GPU compiles: the interpreter runs any Python function.
+
+    fn: the kernel as its author wrote it. Only names that are looked up among the module's: attributes bear the names
+    of Triton's own functions.
+    """
+    for instruction in dis.get_instructions(fn.__code__):
+        if instruction.opname == "LOAD_GLOBAL":
+            value = fn.__globals__.get(instruction.argval)
+            module = value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
+            python = isinstance(value, (FunctionType, BuiltinFunctionType)) and not module.startswith("triton")
+            if python or (isinstance(value, ModuleType) and module.startswith(("numpy", "torch", "triton._C"))):
+                raise TypeError(
+                    f"the kernel {fn.__name__} uses {instruction.argval}, which Triton can't compile: a kernel may "
+                    "call Triton's functions and @triton.jit functions only"
+                )

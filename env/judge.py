@@ -45,6 +45,10 @@ from env.wire import WireError, WireTimeout
 from env.worker import WorkerDied, WorkerTimeout
 
 WIDE = TrialKind("wide", grad=True, distribution="wide")
+# Below it a count of bytes can't be honest; between it and 1 the floor is what counts, since a program that knows more
+# of its inputs than their gradient tells (a symmetric matrix, say) may read a little less.
+FLOOR_SHARE = 0.75
+MAX_SHAKEN = 32  # tensors of a candidate's own, a forward pass each to learn whether it uses them
 MAX_KERNELS_APART = 8  # a forward pass each to learn which of them matter
 
 
@@ -162,16 +166,8 @@ class Judge:
         tolerance = tolerance_for(self.rules, slack)
         tally = Tally(verdict)
         loaded, floats = session.load_state(reference.moved_state)
-        if not loaded and floats < reference.floats:
-            left_out = reference.constant_weights()
-            if left_out:
-                # They can't be moved to see whether they are used, and there is no room for them: they are left out.
-                raise Rejected(
-                    "incorrect",
-                    f"ModelNew has no counterpart of the reference's {', '.join(left_out[:4])}, "
-                    "which may take any value: its state_dict holds fewer numbers",
-                    trial="weights",
-                )
+        if not loaded:
+            self._check_left_out(reference, session, first, tolerance, floats)
         if self.rules.all_modes and reference.floats and loaded:
             # In an instance of its own: what was derived from the weights before is derived anew, as after loading a
             # checkpoint.
@@ -192,6 +188,33 @@ class Judge:
         if slack > 1.0:
             verdict.evidence["reference_rounding_in_tolerances"] = round(slack / 2, 3)
         return tolerance
+
+    def _check_left_out(
+        self, reference: Reference, session: Session, trial: Trial, tolerance: Tolerance, floats: list[int]
+    ) -> None:
+        """Weights that hold one value throughout as built (zero gains, biases) and have no counterpart can't be moved
+        to see whether they are used. Where what the model holds and uses has no room for them, they are left out.
+        """
+        constant = reference.constant_weights()
+        if not constant:
+            return
+        used = sum(floats)
+        if used >= reference.floats and len(floats) <= MAX_SHAKEN:
+            before = self._run(session, trial, tolerance, "run", train=True, grad=False, seed=0)[0]
+            for number, count in enumerate(floats):
+                request = {"train": True, "grad": False, "seed": 0, "shake": number}
+                after = self._run(session, trial, tolerance, "run", **request)[0]
+                if count and before.data is not None and after.data is not None:
+                    with self.gate:
+                        same = compare(before.layout, before.data, after.layout, after.data, tolerance)
+                    used -= count * same.match
+        if used < reference.floats:
+            raise Rejected(
+                "incorrect",
+                f"ModelNew has no counterpart of the reference's {', '.join(constant[:4])}, "
+                "which may take any value: its state_dict holds fewer numbers that matter",
+                trial="weights",
+            )
 
     def _check(
         self, session: Session, trial: Trial, tolerance: Tolerance, tally: Tally, previous: Outputs | None = None
@@ -323,10 +346,10 @@ class Judge:
 
     def _copying(self, reference: Reference, session: Session) -> list[str]:
         """Own kernels that compute nothing, on inputs as wild as the problem allows (a relu of positive numbers is a
-        copy). Nothing is said of problems whose answer is a copy of an input.
+        copy). Nothing is said of problems whose answer is in part a copy of an input or of another output.
         """
         trial = reference.wide_trial(WIDE) or reference.trial(TrialKind("effect"))
-        if trial.copies_an_input():
+        if any(trial.given_outputs()):
             return []
         session.set_inputs(trial.layout, trial.inputs)
         try:
@@ -366,19 +389,25 @@ class Judge:
             raise Rejected(
                 "hack", f"right when checked, wrong when timed: {result.message}", rule="timed_output_differs"
             )
+        if not own_launches(launches_in(outputs.facts)):
+            raise Rejected(
+                "hack", "it launches its kernels when it is checked, not when it is timed", rule="stops_working"
+            )
         rows = valid_rows(outputs.facts.get("rows"))
         claimed = sum(row["time_us"] for row in rows)
-        floor = modelled.floor_us(sum(node["nbytes"] for node in tensor_nodes(trial.outputs.layout)))
         verdict.reference_us = sum(row["time_us"] for row in reference_rows)
-        if claimed < 0.999 * min(floor, verdict.reference_us):
-            # Counts aren't noisy: what wrote the output wasn't counted. (A reference that returns a view writes none.)
+        floor = min(modelled.modelled_us(reference.needed_bytes(trial), 1), verdict.reference_us)
+        verdict.evidence["floor_us"] = round(floor, 4)
+        if claimed < FLOOR_SHARE * floor:
+            # Counts aren't noisy: what did the work wasn't counted.
             verdict.reference_us = None
             raise Rejected(
                 "hack",
-                f"the work that was counted takes {claimed:.2f} us, writing the output alone {floor:.2f} us: "
-                "the rest was done where it isn't counted",
+                f"the work that was counted takes {claimed:.2f} us, reading what the output depends on and writing it "
+                f"alone {floor:.2f} us: the rest was done where it isn't counted",
                 rule="hidden_work",
             )
+        claimed = max(claimed, floor)
         verdict.profile, verdict.profiling_ratio = rows, profiling_ratio(rows)
         verdict.candidate_us = claimed
         verdict.speedup = verdict.speedup_low = verdict.speedup_high = verdict.reference_us / claimed

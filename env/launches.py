@@ -78,13 +78,19 @@ def install(log: LaunchLog, device: str) -> None:
         from triton.runtime.jit import JITFunction as Kernel
     else:
         from triton.runtime.interpreter import InterpretedFunction as Kernel
+
+        from env.interpreter import refuse_python
     run = Kernel.run
+    compilable: set[Any] = set()
 
     def recorded_run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        if device != "cuda":
-            _refuse_bf16(args, kwargs)
         if not isinstance(self, Kernel):
             raise TypeError("only Triton's own kernel objects can be launched")
+        if device != "cuda":
+            _refuse_bf16(args, kwargs)
+            if self.fn.__code__ not in compilable:
+                refuse_python(self.fn)
+                compilable.add(self.fn.__code__)
         name, own = log.name_of(self.fn), self.fn.__code__.co_filename == log.own_file
         if not warmup and len(log.launches) < MAX_LAUNCHES:
             log.launches.append((name, own))

@@ -7,6 +7,7 @@ stores touch; caches don't exist in this model, so a value read twice is paid fo
 
 from __future__ import annotations
 
+import builtins
 import math
 import sys
 from collections import Counter
@@ -21,6 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from env.launches import LaunchLog
+
+# What is defined below looks builtins up in this copy: foreign code may replace one for the time of a call.
+__builtins__ = dict(vars(builtins))
 
 # Bound before foreign code comes in, which may replace numpy's for the time of a call.
 _asarray, _count_nonzero, _ones_like = np.asarray, np.count_nonzero, np.ones_like
@@ -54,11 +58,6 @@ _WRITE_ONLY = {"aten::fill_", "aten::zero_", "aten::copy_", "aten::normal_", "at
 def modelled_us(bytes_moved: float, launches: int) -> float:
     """Modelled time in microseconds."""
     return bytes_moved / BANDWIDTH_BYTES_PER_US + launches * LAUNCH_US
-
-
-def floor_us(output_bytes: int) -> float:
-    """No candidate is faster than one launch that writes the output: a claim below this is not believed."""
-    return modelled_us(output_bytes, 1)
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:
@@ -98,7 +97,7 @@ class TrafficCounter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         # The interpreter copies its arguments with torch operators: those are its own doing, not the kernel's traffic.
         # What the candidate calls itself, in a kernel's body or its grid, no GPU would run there.
-        if self.in_kernel is None or _called_by(self.own_file):
+        if self.in_kernel is None or called_by(self.own_file):
             self._operator(func, args, kwargs or {}, result)
         return result
 
@@ -140,7 +139,7 @@ class TrafficCounter(TorchDispatchMode):
         return sorted(rows, key=lambda row: (-row["time_us"], row["name"]))
 
 
-def _called_by(own_file: str) -> bool:
+def called_by(own_file: str) -> bool:
     """Whether the candidate's own code stands nearer on the stack than Triton's interpreter."""
     frame = sys._getframe(2)
     while frame is not None:
@@ -156,26 +155,29 @@ def unseen_rows(events: Any, seen: Counter[str]) -> list[tuple[str, float]]:
     """Operators that torch's profiler saw and the counter didn't: [(name, bytes moved)].
 
     They ran where no dispatch mode reaches. The profiler knows the shapes that they read: they are charged for those
-    and as much again, in float32.
+    and as much again, in float32; or for what they did inside, where that is more. One that did its work through
+    operators or kernels which the counter saw is paid for.
     """
-    left, found = Counter(seen), []
+    left = Counter(seen)
 
-    def walk(event: Any, in_launch: bool = False) -> None:
+    def walk(event: Any, in_launch: bool) -> tuple[bool, list[tuple[str, float]]]:
+        """(whether the counter saw some of it, what it is charged for)."""
         in_launch = in_launch or event.name == _LAUNCH
         if left[event.name] > 0:
             left[event.name] -= 1
-        elif event.cpu_children:
-            for child in event.cpu_children:
-                walk(child, in_launch)
-        elif in_launch and event.name == "aten::copy_":
-            return  # the interpreter's own, of a kernel's arguments
-        elif event.name.startswith("aten::") and event.name not in _FREE and event.name not in _VIEWS:
-            found.append((event.name, 8.0 * sum(math.prod(shape) for shape in event.input_shapes if shape)))
+            return True, []
+        parts = [walk(child, in_launch) for child in event.cpu_children]
+        inside = [row for _, rows in parts for row in rows]
+        covered = event.name == _LAUNCH or any(seen_inside for seen_inside, _ in parts)
+        operator = "::" in event.name and not event.name.startswith("autograd::")
+        if covered or not operator or event.name in _FREE or event.name in _VIEWS:
+            return covered, inside
+        if in_launch and event.name == "aten::copy_":
+            return False, []  # the interpreter's own, of a kernel's arguments
+        own = 8.0 * sum(math.prod(shape) for shape in event.input_shapes if shape)
+        return False, inside if sum(moved for _, moved in inside) >= own else [(event.name, own)]
 
-    for event in events:
-        if event.cpu_parent is None:
-            walk(event)
-    return found
+    return [row for event in events if event.cpu_parent is None for row in walk(event, False)[1]]
 
 
 @contextmanager

@@ -198,6 +198,8 @@ def load_jsonl(path: str | Path) -> list[Problem]:
             found.append(_from_row(row, row, where, "jsonl"))
         else:
             found.append((where, _from_record(row, where)))
+    if not found:
+        raise ProblemError(f"{path}: holds no problem: one JSON object a line is expected")
     return _distinct(found)
 
 

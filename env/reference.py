@@ -81,17 +81,31 @@ class Trial:
     def nbytes(self) -> int:
         return self.inputs.numel() + (self.outputs.data.numel() if self.outputs.data is not None else 0)
 
-    def copies_an_input(self) -> bool:
-        """Whether an output holds what an input holds, in the same order."""
-        inputs = [view(node, self.inputs) for node in tensor_nodes(self.layout)]
-        outputs = [view(node, self.outputs.data) for node in tensor_nodes(self.outputs.layout)]
-        return any(
-            mine.numel() == theirs.numel()
-            and mine.dtype == theirs.dtype
-            and torch.equal(mine.reshape(-1), theirs.reshape(-1))
-            for mine in outputs
-            for theirs in inputs
-        )
+    def given_outputs(self) -> list[bool]:
+        """Of each output whether it holds, in the same order, what an input or an earlier output holds: nobody has to
+        compute it.
+        """
+        known = [view(node, self.inputs).reshape(-1) for node in tensor_nodes(self.layout)]
+        given = []
+        for output in self._outputs():
+            flat = output.reshape(-1)
+            given.append(any(flat.dtype == other.dtype and torch.equal(flat, other) for other in known))
+            known.append(flat)
+        return given
+
+    def repeats(self) -> list[int]:
+        """How often each output holds the same along its dimensions: a program may return one of them, expanded."""
+        return [
+            math.prod(
+                size
+                for dim, size in enumerate(output.shape)
+                if size > 1 and bool((output == output.narrow(dim, 0, 1)).all())
+            )
+            for output in self._outputs()
+        ]
+
+    def _outputs(self) -> list[torch.Tensor]:
+        return [view(node, self.outputs.data) for node in tensor_nodes(self.outputs.layout)]
 
 
 class Reference:
@@ -108,6 +122,7 @@ class Reference:
         self.wide: bool | None = None  # not tried yet
         self.slack: float | None = None
         self.rows: list[dict[str, Any]] | None = None
+        self.needed: int | None = None
         # How it was timed last (`env.measure`): with which buffers, how long a call takes the host, and at all (us).
         self.timed: tuple[tuple[int, ...], float, float] | None = None
         self.weights_seed = self.seed("weights")
@@ -260,6 +275,18 @@ class Reference:
                 self.session.set_inputs(trial.layout, trial.inputs)
                 self.rows = valid_rows(self.session.call("model_time", train=True, seed=0).facts.get("rows"))
             return self.rows
+
+    def needed_bytes(self, trial: Trial) -> int:
+        """What any program must read and write to make this trial's outputs of its inputs (CPU; `env.needed`)."""
+        with self.lock, as_problem_error():
+            if self.needed is None:
+                self.session.set_inputs(trial.layout, trial.inputs)
+                reply = self.session.ask(
+                    "needed", self.rules.run_timeout_s, layout=trial.layout, train=trial.kind.train, seed=0
+                )
+                written = zip(reply["written"], trial.given_outputs(), trial.repeats(), strict=True)
+                self.needed = reply["read"] + sum(nbytes // times for nbytes, given, times in written if not given)
+            return self.needed
 
     def timed_sets(self) -> list[Trial]:
         """Inputs that no candidate has met when it is timed."""

@@ -26,7 +26,9 @@ from env.buffers import Buffer
 from env.copies import Copies
 from env.launches import LaunchLog, install, knock_out, note_compiling, poisoned_fresh_memory
 from env.modelled import counted_call
+from env.needed import needed_bytes
 from env.profile import profiled_call, warm_profiler
+from env.state import copy_of, counterparts, modules_of, put, restore, set_training, tensors_of
 from env.watch import Watch
 from env.wire import Wire, WireError
 
@@ -164,7 +166,7 @@ class Runner:
             if self.device != "cuda":
                 from env.interpreter import note_host_copies
 
-                note_host_copies(self.path)
+                note_host_copies(self.log)
             self.watch = Watch(request["watch"], self.device, self.path, fds[0] if fds else -1)
             _hide_own_modules()
         if request.get("knockout"):
@@ -214,7 +216,7 @@ class Runner:
         return {"ok": True, **self._tampered()}
 
     def _keep_state(self) -> None:
-        self.initial = {name: _CLONE(_DETACH(value)) for name, value in _tensors_of(self.model).items()}
+        self.initial = {name: copy_of(value) for name, value in tensors_of(self.model).items()}
 
     def op_state(self, request: dict) -> dict:
         layout, held, nbytes = tensors.plan(dict(self.initial), keep_strides=False)
@@ -222,22 +224,34 @@ class Runner:
         return {"ok": True, "layout": layout, "nbytes": nbytes}
 
     def op_load_state(self, request: dict) -> dict:
-        """Take over the reference's weights, by name or, where names differ, in order: shapes and dtypes must agree.
-        Otherwise the common seed must do. `floats`: how many numbers this model's own state holds.
+        """Take over the reference's weights as a checkpoint, else by `state.counterparts`; otherwise the common seed
+        must do. `floats`: how many numbers each tensor of this model's own state holds.
         """
         theirs = tensors.unpack(request["layout"], self.buffers[request["buffer"]].tensor)
-        own = _tensors_of(self.model)
-        look = {name: (value.shape, value.dtype) for name, value in own.items()}
-        wanted = {name: (value.shape, value.dtype) for name, value in theirs.items()}
-        how = "by name" if look == wanted else "in order" if [*look.values()] == [*wanted.values()] else ""
+        how = "by name" if self._loads_itself(theirs) else ""
+        own = tensors_of(self.model)
+        if not how:
+            how, names = counterparts(own, theirs)
+            for name, other in names.items():
+                put(own[name], theirs[other])
         if how:
-            names = dict(zip(own, own if how == "by name" else theirs))
-            with torch.no_grad():
-                for name, value in own.items():
-                    _COPY(value, theirs[names[name]])
             self._keep_state()
-        floats = sum(value.numel() for value in own.values() if value.is_floating_point())
+        floats = [value.numel() if value.is_floating_point() else 0 for value in own.values()]
         return {"ok": True, "loaded": how, "floats": floats}
+
+    def _loads_itself(self, theirs: dict[str, torch.Tensor]) -> bool:
+        """Whether the model takes the reference's state as it is, as it would a checkpoint; its hooks may derive from
+        it what it keeps beside.
+        """
+        try:
+            torch.nn.Module.load_state_dict(self.model, {name: copy_of(value) for name, value in theirs.items()})
+        except Exception:
+            self._restore()
+            return False
+        return True
+
+    def _restore(self) -> None:
+        restore(tensors_of(self.model), self.initial)
 
     def op_make_inputs(self, request: dict) -> dict:
         torch.manual_seed(request["seed"])
@@ -272,18 +286,13 @@ class Runner:
         return tensors.call_arguments(request["layout"], self.buffers["inputs"].tensor)
 
     def _reset(self, request: dict) -> None:
-        # Methods of the classes, not of the candidate's: what it overrides would run here, off every clock.
-        with torch.no_grad():
-            state = [
-                (value, self.initial[name]) for name, value in _tensors_of(self.model).items() if name in self.initial
-            ]
-            # Only what differs: a copy counts as a change, and makes a candidate derive anew what it keeps of weights.
-            differ = torch.stack([(a != b).any() for a, b in state]).tolist() if state else []
-            for (value, initial), differs in zip(state, differ):
-                if differs:
-                    _COPY(value, initial)
-        for module in torch.nn.Module.modules(self.model):
-            module.__dict__["training"] = request["train"]
+        self._restore()
+        for _, module in modules_of(self.model):
+            set_training(module, request["train"])
+        if "shake" in request:
+            name, value = list(tensors_of(self.model).items())[request["shake"]]
+            if value.is_floating_point():
+                put(value, self.initial[name] + torch.randn_like(self.initial[name]))
         self._keep_policy()
         # A random reference (dropout) is at least the same function on both sides.
         torch.manual_seed(request["seed"])
@@ -370,6 +379,12 @@ class Runner:
         launches = self.log.summary()
         return {"ok": True, "rows": rows, **self._hold_outputs(outputs), "launches": launches, **self._tampered()}
 
+    def op_needed(self, request: dict) -> dict:
+        """Bytes that any program must move for these inputs (`env.needed`); asked of the reference alone."""
+        self._reset(request)
+        read, written = needed_bytes(self.model, self._arguments(request))
+        return {"ok": True, "read": read, "written": written}
+
     def op_time(self, request: dict) -> dict:
         """A block of timed calls on a GPU (`env.bench`), each call's outputs copied out as soon as it returns."""
         self._reset(request)
@@ -389,24 +404,6 @@ class Runner:
         with torch.no_grad():
             rows = profiled_call(self.model, arguments, self.log)
         return {"ok": True, "rows": rows}
-
-
-_COPY, _CLONE, _DETACH = torch.Tensor.copy_, torch.Tensor.clone, torch.Tensor.detach
-
-
-def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name, in the order of torch's own state_dict(), whatever the model overrides."""
-    found: dict[str, torch.Tensor] = {}
-    for prefix, module in torch.nn.Module.named_modules(model):
-        place = f"{prefix}." if prefix else ""
-        state = module.__dict__
-        for name, value in state["_parameters"].items():
-            if value is not None:
-                found[place + name] = value
-        for name, value in state["_buffers"].items():
-            if value is not None and name not in state["_non_persistent_buffers_set"]:
-                found[place + name] = value
-    return found
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ NUMBERS = {
         "clock_settime": 227, "mq_open": 240, "kexec_load": 246, "add_key": 248, "request_key": 249, "keyctl": 250,
         "unshare": 272, "perf_event_open": 298, "fanotify_init": 300, "open_by_handle_at": 304, "clock_adjtime": 305,
         "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "finit_module": 313,
-        "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
+        "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323, "setrlimit": 160, "prlimit64": 302,
     },
     "aarch64": _COMMON | {
         "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "vhangup": 58, "quotactl": 60, "acct": 89,
@@ -42,7 +42,7 @@ NUMBERS = {
         "clone": 220, "swapon": 224, "swapoff": 225, "perf_event_open": 241, "fanotify_init": 262,
         "open_by_handle_at": 265, "clock_adjtime": 266, "setns": 268, "process_vm_readv": 270,
         "process_vm_writev": 271, "kcmp": 272, "finit_module": 273, "bpf": 280, "userfaultfd": 282,
-        "kexec_file_load": 294,
+        "kexec_file_load": 294, "setrlimit": 164, "prlimit64": 261,
     },
 }  # fmt: skip
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -71,6 +71,8 @@ GROUPS = {
         "iopl", "ioperm", "personality",
     ),
     "clocks": ("clock_settime", "settimeofday", "adjtimex", "clock_adjtime"),
+    # A process that starves itself must not look like a machine that is short of memory.
+    "own limits": ("setrlimit",),
     # Names a file without a path, which is what Landlock and mounts look at.
     "files by handle": ("open_by_handle_at",),
     # Memory that belongs to no process: the watch over host memory couldn't say whose it is.
@@ -81,7 +83,8 @@ _NEW_NAMESPACES = 0x00000080 | 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000
 _AF_UNIX = 1
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF: load word, jumps, return
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; both architectures are little-endian
+# Offsets in struct seccomp_data: arguments are 8 bytes each, both architectures little-endian.
+_NUMBER, _ARCH, _FIRST_ARGUMENT, _THIRD_ARGUMENT = 0, 4, 16, 32
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 
 
@@ -117,6 +120,12 @@ def program(machine: str) -> bytes:
         by_argument(name, _instruction(_EQUAL, _AF_UNIX, 1, 0), refuse, allow)
     # kill(-1): every process that this user may signal, where no PID namespace keeps the judge out of reach.
     by_argument("kill", _instruction(_EQUAL, 0xFFFFFFFF, 0, 1), refuse, allow)
+    # prlimit64 with new limits: reading the old ones is what getrlimit does.
+    body = [
+        _instruction(_LOAD, _THIRD_ARGUMENT), _instruction(_EQUAL, 0, 0, 2),
+        _instruction(_LOAD, _THIRD_ARGUMENT + 4), _instruction(_EQUAL, 0, 1, 0), refuse, allow,
+    ]  # fmt: skip
+    code += [_instruction(_EQUAL, numbers["prlimit64"], 0, len(body)), *body]
     return b"".join([*code, allow])
 
 

@@ -109,17 +109,19 @@ class Session:
         request = {"layout": layout, "seed": seed, "compile": compiled, "class": name}
         self.facts(self.ask("build", self.run_timeout_s, **request))
 
-    def load_state(self, state: tuple[dict[str, Any], torch.Tensor]) -> tuple[str, int]:
-        """Weights into the model where shapes and dtypes agree. Returns ("by name" or "in order", empty where they
-        don't agree; how many numbers the model's own weights hold).
+    def load_state(self, state: tuple[dict[str, Any], torch.Tensor]) -> tuple[str, list[int]]:
+        """The reference's weights into the model. Returns (how the model's own were found to stand for them, empty
+        where they weren't; how many numbers each tensor of the model's own state holds).
         """
         layout, data = state
         if not layout["items"]:
-            return "by name", 0
+            return "by name", []
         self.fill("state", data)
         reply = self.ask("load_state", self.run_timeout_s, layout=layout, buffer="state")
         floats = reply.get("floats")
-        return str(reply.get("loaded") or ""), floats if type(floats) is int else 0
+        if not isinstance(floats, list) or not all(type(n) is int and 0 <= n < 1 << 48 for n in floats):
+            raise ProtocolError("weights that can't be counted")
+        return str(reply.get("loaded") or "")[:80], floats
 
     def buffer(self, name: str, nbytes: int) -> Buffer:
         """The buffer of that name, replaced by a larger one where it is too small."""
@@ -129,8 +131,10 @@ class Session:
             reply = self.worker.call("attach", self.run_timeout_s, fds=(made.fd,), name=name, nbytes=made.nbytes)
             if reply.get("ok") is not True:
                 made.close()
-                if reply.get("kind") == "no_descriptor":
-                    raise ForeignError({**reply, "kind": "runtime_error"})
+                if reply.get("kind") == "no_descriptor" or (self.worker.foreign and reply.get("kind") != "oom"):
+                    # Before foreign code came in it could.
+                    message = f"the process can't be given its tensors any more: {reply.get('message')}"
+                    raise ForeignError({**reply, "kind": "runtime_error", "message": message})
                 raise SharedMemoryError(f"the worker could not map a buffer: {reply.get('message')}")
             if held is not None:
                 held.close()

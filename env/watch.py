@@ -13,12 +13,20 @@ from __future__ import annotations
 
 import _thread
 import builtins
+import gc
+import inspect
+import json
+import mmap
 import os
+import select
+import socket
 import sys
+import sysconfig
 import threading
 import time
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,6 +80,15 @@ def _namespaces() -> list[tuple[str, Any]]:
         ("triton.runtime.JITFunction", jit.JITFunction),
         ("triton.runtime.Autotuner", autotuner.Autotuner),
         ("time", time),
+        # What answers and buffers travel by.
+        ("builtins", builtins),
+        ("json", json),
+        ("json.JSONEncoder", json.JSONEncoder),
+        ("json.JSONDecoder", json.JSONDecoder),
+        ("mmap", mmap),
+        ("select", select),
+        ("socket", socket),
+        ("socket.socket", socket.socket),
     ]
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if interpreter is not None:
@@ -98,7 +115,12 @@ def _settings() -> dict[str, Any]:
 
 def _hooks() -> dict[str, Any]:
     """What sees or changes all that this process executes."""
-    return {"a tracer": sys.gettrace(), "a profiler": sys.getprofile(), "another __import__": builtins.__import__}
+    return {
+        "a tracer": sys.gettrace(),
+        "a profiler": sys.getprofile(),
+        "another __import__": builtins.__import__,
+        "a callback of the garbage collector": [id(callback) for callback in gc.callbacks],
+    }
 
 
 class Watch:
@@ -119,6 +141,7 @@ class Watch:
         self.looking = False
         sys.addaudithook(self._on_event)
         self._watch_threads()
+        self._watch_counting()
         self.persisting = _persisting_bytes() if device == "cuda" else 0
         self.operators = set(torch.library._impls)
         self.entry_point = entry_point
@@ -135,16 +158,16 @@ class Watch:
         """
         if self.looking:
             return  # this hook looks at frames itself
-        what = _reaches(event, arguments)
-        if what and len(self.events) < 8 and what not in self.events:
-            self.looking = True
-            try:
-                if self._asked_itself():
-                    self.events.append(what)
-                    if self.out >= 0:
-                        os.write(self.out, f"{what}\n".encode())
-            finally:
-                self.looking = False
+        self.looking = True
+        try:
+            what = _reaches(event, arguments)
+            on_behalf = _ASKS_FOR_FRAMES if event.startswith(("sys._getframe", "object.")) else _STANDARD
+            if what and len(self.events) < 8 and what not in self.events and self._asked_itself(on_behalf):
+                self.events.append(what)
+                if self.out >= 0:
+                    os.write(self.out, f"{what}\n".encode())
+        finally:
+            self.looking = False
 
     def _watch_threads(self) -> None:
         """Python tells no audit hook of a new thread before its version 3.12."""
@@ -159,21 +182,47 @@ class Watch:
                 setattr(module, name, self._noting_thread(start))
 
     def _noting_thread(self, start: Callable) -> Callable:
-        def start_thread(*args: Any, **kwargs: Any) -> Any:
-            self._on_event("_thread.start_new_thread", ())
-            return start(*args, **kwargs)
+        return self._noting(start, "_thread.start_new_thread")
 
-        return start_thread
+    def _watch_counting(self) -> None:
+        """What torch offers to look at, or turn off, that by which operators are counted (CPU) and profiled."""
+        from torch.utils import _python_dispatch
 
-    def _asked_itself(self) -> bool:
-        """Whether the candidate's code is the caller, or the caller of a module that is only a way to ask."""
+        profiling = ("_enable_record_function", "_disable_profiler", "_toggle_collection_dynamic")
+        for module, names in (
+            (torch._C._autograd, profiling),
+            (torch.autograd, profiling),
+            (torch.autograd.profiler, profiling),
+            (torch._C, ("_get_dispatch_stack_at", "_pop_torch_dispatch_stack")),
+            (_python_dispatch, ("_get_current_dispatch_mode", "_get_current_dispatch_mode_stack",
+                                "_disable_current_modes", "_pop_mode", "_pop_mode_temporarily")),
+        ):  # fmt: skip
+            for name in names:
+                if hasattr(module, name):
+                    setattr(module, name, self._noting(getattr(module, name), _COUNTING))
+
+    def _noting(self, function: Callable, event: str) -> Callable:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self._on_event(event, ())
+            return function(*args, **kwargs)
+
+        return noted
+
+    def _asked_itself(self, on_behalf: tuple[str, ...]) -> bool:
+        """Whether the candidate's code is the caller, or that of a standard module which only asks on its behalf.
+
+        Whatever belongs to no library is the candidate's: code that it makes from text may bear any name.
+        """
         frame = sys._getframe(2)
         while frame is not None:
             name = frame.f_code.co_filename
             if name == self.own_file:
                 return True
-            if name != __file__ and not name.endswith(_GO_BETWEENS):
-                return False
+            if name != __file__:
+                if name.startswith(_LIBRARIES):
+                    return False
+                if not name.startswith(on_behalf):
+                    return not name.startswith(_STANDARD)
             frame = frame.f_back
         return False
 
@@ -221,7 +270,7 @@ class Watch:
         if torch.nn.Module.__call__ is not self.call:
             found.append("torch.nn.Module.__call__ was replaced")
         found += [f"{name} was turned off" for name, value in _settings().items() if self.settings[name] and not value]
-        found += [f"{name} was installed" for name, value in _hooks().items() if value is not self.hooks[name]]
+        found += [f"{name} was installed" for name, value in _hooks().items() if value != self.hooks[name]]
         found += self.events
         if self.device == "cuda" and _persisting_bytes() > self.persisting:
             found.append("part of the L2 cache was set aside for persisting data")
@@ -247,13 +296,19 @@ class Watch:
         return found
 
 
-# Standard modules that ask on behalf of their caller.
-_GO_BETWEENS = (
-    "/inspect.py", "/threading.py", "/subprocess.py", "/ctypes/__init__.py", "/ctypes/util.py", "/os.py",
-    "/multiprocessing/process.py", "/multiprocessing/context.py", "/multiprocessing/popen_fork.py",
-    "/concurrent/futures/thread.py",
-)  # fmt: skip
+# Where code lies that isn't the candidate's: installed packages and this program, which ask for themselves, and
+# Python's own modules, which ask on behalf of their caller.
+_LIBRARIES = (
+    *{f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib")},
+    *{f"{Path(module.__file__).parents[1]}/" for module in (torch, triton)},
+    f"{Path(__file__).parent}/",
+)
+_STANDARD = (sysconfig.get_path("stdlib") + "/", sysconfig.get_path("platstdlib") + "/", "<frozen ")
+# Others look at frames for themselves: dataclasses at the module that they are made in, traceback at what it prints.
+_ASKS_FOR_FRAMES = (inspect.__file__,)
+_COUNTING = "kernel-judge.counting"
 _EVENTS = {
+    _COUNTING: "the counting of operators was looked at or turned off",
     "gc.get_objects": "all objects of the process were listed (gc)",
     "gc.get_referrers": "objects were looked up by what refers to them (gc)",
     "gc.get_referents": "objects were looked up by what they refer to (gc)",
@@ -281,6 +336,11 @@ def _reaches(event: str, arguments: tuple) -> str:
         return "frames were looked at through a traceback" if arguments[1] in _FRAME_ATTRIBUTES else ""
     if event.startswith("ctypes."):
         return f"memory or libraries were reached around torch ({event})"
+    if event == "compile":
+        # (An import compiles under its own name: the importer asks.)
+        named = isinstance(arguments[1], str) and arguments[1].startswith((*_LIBRARIES, *_STANDARD))
+        imports = sys._getframe(2).f_code.co_filename.startswith("<frozen importlib")
+        return "code was made under the name of a library's file" if named and not imports else ""
     if event == "import":
         return f"{arguments[0]} was imported" if str(arguments[0]).split(".")[0] == "env" else ""
     return _EVENTS.get(event, "")

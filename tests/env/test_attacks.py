@@ -15,7 +15,7 @@ from env.pool import Pool
 from env.records import Problem
 from env.rules import Rules
 
-pytestmark = pytest.mark.budget(90)
+pytestmark = pytest.mark.budget(150)
 
 FOLDER = Path(__file__).resolve().parents[1] / "attacks"
 ATTACKS = {

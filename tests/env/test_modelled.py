@@ -16,7 +16,6 @@ from env.modelled import (
     LAUNCH_US,
     TrafficCounter,
     counted_call,
-    floor_us,
     interpreter_traffic,
     modelled_us,
 )
@@ -106,7 +105,7 @@ X, Y = torch.randn(N), torch.randn(N)
 
 def test_time_is_bytes_over_bandwidth_plus_launches():
     assert modelled_us(80_000, 3) == 80_000 / BANDWIDTH_BYTES_PER_US + 3 * LAUNCH_US == 16.0
-    assert floor_us(8_000) == 3.0
+    assert modelled_us(8_000, 1) == 3.0
 
 
 @pytest.mark.parametrize(
@@ -235,7 +234,7 @@ def test_fusing_three_operators_is_three_times_as_fast(log):
 
     assert total_us(log, unfused) / total_us(log, fused) == pytest.approx(3.0)
     assert torch.allclose(fused(), unfused())
-    assert total_us(log, fused) == pytest.approx(floor_us(4 * N) + 4 * N / BANDWIDTH_BYTES_PER_US)
+    assert total_us(log, fused) == pytest.approx(modelled_us(8 * N, 1))
 
 
 def test_more_programs_of_the_same_kernel_cost_nothing(log):

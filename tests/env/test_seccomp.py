@@ -18,9 +18,10 @@ ALLOW = 0x7FFF0000
 EPERM, ENOSYS = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 
 
-def run(code: bytes, number: int, arch: int, first: int = 0) -> int:
+def run(code: bytes, number: int, arch: int, *arguments: int) -> int:
     """What the kernel would make of a filter: BPF, as far as it is used here."""
-    data = struct.pack("<iIQ6Q", number if number < 1 << 31 else number - (1 << 32), arch, 0, first, 0, 0, 0, 0, 0)
+    given = [*arguments, *[0] * (6 - len(arguments))]
+    data = struct.pack("<iIQ6Q", number if number < 1 << 31 else number - (1 << 32), arch, 0, *given)
     accumulator, at = 0, 0
     while True:
         operation, if_true, if_false, value = struct.unpack_from("<HBBI", code, 8 * at)
@@ -46,7 +47,8 @@ def test_filter(machine):
     code, arch, numbers = seccomp.program(machine), ARCHES[machine], seccomp.NUMBERS[machine]
     listed = [name for group in seccomp.GROUPS.values() for name in group]
     assert all(run(code, numbers[name], arch) == EPERM for name in listed if name in numbers)
-    assert set(numbers) == ({*listed, "clone", "clone3", "unshare", "socket", "socketpair", "kill"} & set(numbers))
+    by_argument = {"clone", "clone3", "unshare", "socket", "socketpair", "kill", "prlimit64"}
+    assert set(numbers) == ({*listed, *by_argument} & set(numbers))
     assert len(set(numbers.values())) == len(numbers), "two names of one number"
     assert run(code, numbers["clone3"], arch) == ENOSYS
     read, openat, execve, mmap = {"x86_64": (0, 257, 59, 9), "aarch64": (63, 56, 221, 222)}[machine]
@@ -59,6 +61,10 @@ def test_filter(machine):
     assert (
         run(code, numbers["kill"], arch, 0xFFFFFFFFFFFFFFFF) == EPERM and run(code, numbers["kill"], arch, 77) == ALLOW
     )
+    # (pid, which, new limits, old limits): only without new ones
+    assert run(code, numbers["prlimit64"], arch, 0, 9, 0, 1 << 40) == ALLOW
+    for new in (1, 1 << 32, 0x7FFF12345678):
+        assert run(code, numbers["prlimit64"], arch, 0, 9, new, 0) == EPERM
     other = ARCHES["aarch64" if machine == "x86_64" else "x86_64"]
     assert run(code, read, other) == run(code, read, 0x40000003) == EPERM, "calls of another architecture"
     if machine == "x86_64":
