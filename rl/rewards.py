@@ -42,14 +42,20 @@ class TrainingPaused(RuntimeError):
 
 
 def refuse_broken_step(trajectories: Sequence[Trajectory], max_share: float) -> None:
-    """Raise TrainingPaused where more than `max_share` of a step's turns have a verdict that is nobody's fault.
+    """Raise TrainingPaused where a step holds no turn, or where more than `max_share` of its turns have a verdict that
+    is nobody's fault.
 
     A few are masked and cost nothing. Many mean that the judge or a problem is broken, and that the rest is no fair
     sample: what crashes the judge is not drawn at random.
     """
     verdicts = [turn.verdict for trajectory in trajectories for turn in trajectory.turns]
     blameless = [verdict for verdict in verdicts if verdict["status"] in BLAMELESS_STATUSES]
-    if verdicts and len(blameless) > max_share * len(verdicts):
+    if not verdicts:
+        raise TrainingPaused(
+            "not one prompt of this step leaves room for an answer in the context; raise model.context, or lower "
+            "rollout.max_new_tokens, rollout.min_new_tokens, or the length of the templates (prompts.templates)"
+        )
+    if len(blameless) > max_share * len(verdicts):
         said = Counter(f"{verdict['status']}: {verdict['message']}" for verdict in blameless)
         (most, times), *_ = said.most_common(1)
         raise TrainingPaused(

@@ -21,6 +21,7 @@ from typing import Any
 from env.files import write_atomic
 from env.problems import ProblemError, load_folder, write_jsonl
 from env.records import Problem
+from rl import preflight
 from rl.config import Config, ConfigError, load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,11 +120,7 @@ def check(config: Config, run: Path) -> list[str]:
             f"problems.path {config.problems.path!r} is not a folder; give one with KernelBench-format .py files, "
             "or set problems.source=generator"
         )
-    if config.model.path and not (Path(config.model.path) / "config.json").is_file():
-        faults.append(
-            f"model.path {config.model.path!r} is not a model folder (no config.json in it); an empty path builds the "
-            "small model"
-        )
+    faults += preflight.faults(config)
     if (run / "config.json").is_file():
         try:
             old = json.loads((run / "config.json").read_text(encoding="utf-8"))

@@ -43,7 +43,7 @@ class HFEngine:
         self.model = model
         on_gpu = next(model.parameters()).device.type == "cuda"
         self._use_static = fits(model) if self._static is None and on_gpu else bool(self._static)
-        self._decoder: StaticDecoder | None = None
+        self.decoder: StaticDecoder | None = None
 
     def stream(self, source: Source, sampling: Sampling) -> Iterator[tuple[Request, Completion]]:
         """Requests with their completions (rl/engines/base.py). Raises ValueError for a prompt that has no answer."""
@@ -62,10 +62,10 @@ class HFEngine:
     @torch.inference_mode()
     def _stream_static(self, source: Source, sampling: Sampling) -> Iterator[tuple[Request, Completion]]:
         """Every slot takes a new request as soon as its last one is finished."""
-        decoder = self._decoder
+        decoder = self.decoder
         if decoder is None or not decoder.serves(min(self.batch_size, source.most), sampling):
-            self._decoder = None  # gives its memory back before the next one asks for it
-            decoder = self._decoder = StaticDecoder(self.model, min(self.batch_size, source.most), sampling)
+            self.decoder = None  # gives its memory back before the next one asks for it
+            decoder = self.decoder = StaticDecoder(self.model, min(self.batch_size, source.most), sampling)
         decoder.clear()
         while True:
             requests = source.take(decoder.free, wait=decoder.idle) if decoder.free else []
@@ -76,7 +76,7 @@ class HFEngine:
                 break
             yield from decoder.advance()
         if decoder.large:
-            self._decoder = None  # the learner may need the room
+            self.decoder = None  # the learner may need the room
 
     @torch.inference_mode()
     def _decode(self, requests: list[Request], sampling: Sampling) -> Iterator[tuple[Request, Completion]]:

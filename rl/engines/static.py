@@ -92,6 +92,7 @@ class StaticDecoder:
         self.draws = zeros(slots, longest, dtype=torch.float64)
         # One column more than is read: rows that are done write there.
         self.sampled, self.logprobs = zeros(slots, longest + 1), zeros(slots, longest + 1, dtype=torch.float32)
+        self.spare = torch.full((slots,), longest, device=device)
         self.stops = torch.tensor(sampling.stop_ids, dtype=torch.long, device=device)
         self.cache = SlotCache(self.positions, CAPACITY_STEP)
         self.columns = torch.arange(self.cache.capacity, device=device)
@@ -109,6 +110,11 @@ class StaticDecoder:
     @property
     def idle(self) -> bool:
         return not self._requests
+
+    @property
+    def captured(self) -> bool:
+        """Whether steps are replayed from a CUDA graph."""
+        return self._graph is not None
 
     @property
     def large(self) -> bool:
@@ -172,7 +178,7 @@ class StaticDecoder:
             self.sampling.temperature,
             self.sampling.top_p,
         )
-        column = torch.where(self.active, self.counts, self.draws.shape[1]).unsqueeze(1)
+        column = torch.where(self.active, self.counts, self.spare).unsqueeze(1)
         self.sampled.scatter_(1, column, tokens.unsqueeze(1))
         self.logprobs.scatter_(1, column, logprobs.unsqueeze(1))
         self.tokens.copy_(torch.where(self.active, tokens, self.tokens))
@@ -231,8 +237,13 @@ class StaticDecoder:
                 self.step()
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self.step()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self.step()
+        except RuntimeError as error:  # the model asks the GPU for a value, or copies one to it
+            print(f"engine: the decode step can't be captured ({error}); sampling is slower", flush=True)
+            self._capture = False
+            return
         self._graph = graph
 
 

@@ -151,6 +151,7 @@ def test_a_step_that_could_not_be_judged_pauses_training():
     for words in ("3 of 5", "rollout.max_infra_share = 0.59", "2 times: infra_error: no infra_error", "same command"):
         assert words in str(pause.value)
     refuse_broken_step([judged("timeout", "oom")], 0.0)
-    refuse_broken_step([Trajectory("p", 0, [])], 0.0)
+    with pytest.raises(TrainingPaused, match=r"model\.context"):
+        refuse_broken_step([Trajectory("p", 0, [], ended="context")], 1.0)
     with pytest.raises(TrainingPaused):
         refuse_broken_step([judged(*["correct"] * 99, "infra_error")], 0.0)

@@ -1,0 +1,98 @@
+"""What can be known of a run before anything heavy starts: folders, tokenizer, templates, GPUs.
+
+Runs in scripts.prepare. Reads files and asks nvidia-smi; no weights are loaded, no GPU is touched. What is wrong with the
+settings themselves, rl.config has refused by then.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from env.pool import visible_gpus
+from rl.config import Config, ConfigError
+from rl.rollout import policy_gpus
+from rl.wording import Wording
+
+
+def faults(config: Config) -> list[str]:
+    """Everything that stands in a run's way, one message each, with the key and what to do."""
+    found = []
+    try:
+        Wording.load(config.prompts)
+    except ConfigError as error:
+        found.append(str(error))
+    if config.model.path:
+        found += model_faults(Path(config.model.path), config.model.context)
+    return found + placement_faults(config, visible_gpus() if config.device == "cuda" else [])
+
+
+def placement_faults(config: Config, gpus: list[str]) -> list[str]:
+    """What asks for GPUs that aren't there. gpus: those that are visible."""
+    if config.device == "cpu" or not gpus:
+        return []  # that there is none at all is said by the caller
+    taken, seen = policy_gpus(), f"visible: {len(gpus)}"
+    if taken > len(gpus):
+        return [f"torchrun starts {taken} ranks, and each needs a GPU of its own; {seen}"]
+    left = len(gpus) - taken if config.env.placement == "apart" else len(gpus)
+    if not left:
+        return [
+            f"env.placement = apart needs a GPU beside the {taken} that the policy takes; {seen}. Use "
+            "env.placement=shared, where sampling and judging take turns"
+        ]
+    if config.env.slots > left:
+        return [f"env.slots = {config.env.slots}: the judge needs a GPU a slot and has {left} ({seen}); 0 means all"]
+    return []
+
+
+def model_faults(path: Path, context: int) -> list[str]:
+    """What is wrong with the model folder `model.path`, and whether it takes `context` tokens."""
+    start = f"model.path {str(path)!r}"
+    if not (path / "config.json").is_file():
+        return [f"{start} is not a model folder (no config.json in it); an empty path builds the small model"]
+    try:
+        shape = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        kinds, longest = shape.get("architectures") or [], shape.get("max_position_embeddings")
+    except (ValueError, AttributeError) as error:
+        return [f"{start}: config.json is damaged ({error}); get the folder anew"]
+    found = []
+    if not any(kind.endswith("ForCausalLM") for kind in kinds):
+        found.append(f"{start} is no causal language model, but {', '.join(kinds) or 'of no stated kind'}")
+    if missing := _missing_weights(path):
+        found.append(f"{start} lacks its weights: {missing}; get the folder anew")
+    if isinstance(longest, int) and context > longest:
+        found.append(
+            f"model.context = {context}, but {path} was made for {longest} positions; set it to {longest} or less"
+        )
+    return found + _tokenizer_faults(path, shape.get("vocab_size"))
+
+
+def _missing_weights(path: Path) -> str:
+    """Names of weight files that aren't there; "" where all are."""
+    for index in path.glob("*.index.json"):
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return ", ".join(sorted(shard for shard in shards if not (path / shard).is_file()))
+    known = any(next(path.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin"))
+    return "" if known else "no .safetensors file"
+
+
+def _tokenizer_faults(path: Path, vocabulary: int | None) -> list[str]:
+    from transformers import AutoTokenizer  # seconds to import: only for a model folder
+
+    from rl.prompts import Chat
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        reason = str(error).partition("\n")[0]
+        return [f"model.path {str(path)!r} has no tokenizer that loads ({reason}); add the files of the model's own"]
+    if isinstance(vocabulary, int) and len(tokenizer) > vocabulary:
+        return [
+            f"model.path {str(path)!r}: its tokenizer has {len(tokenizer)} tokens and the model {vocabulary}; they "
+            "don't belong together"
+        ]
+    try:
+        Chat(tokenizer)
+    except ConfigError as error:
+        return [f"model.path {str(path)!r}: {error}"]
+    return []

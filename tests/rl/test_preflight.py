@@ -1,0 +1,117 @@
+"""What is refused before a run starts: model folders of every kind of brokenness, placements, templates, data."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+
+from env.problems import ProblemError
+from rl import modeling, preflight
+from rl.config import load_recipe
+from scripts import prepare
+
+pytestmark = pytest.mark.budget(40)
+
+SMALL = ["model.layers=1", "model.width=16", "model.heads=2", "model.kv_heads=1", "model.mlp=16", "model.context=200"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "model"
+    modeling.build_initial(load_recipe("mini-cpu", SMALL), ["import torch\n"], folder)
+    return folder
+
+
+@pytest.fixture
+def model(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit(path, **changes):
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | changes))
+
+
+def test_a_whole_folder_has_no_fault(model):
+    assert preflight.model_faults(model, 200) == []
+
+
+def without_weights(model):
+    (model / "model.safetensors").unlink()
+
+
+def with_a_shard_missing(model):
+    shutil.move(model / "model.safetensors", model / "model-00001-of-00002.safetensors")
+    names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+def with_half_a_config(model):
+    text = (model / "config.json").read_text()
+    (model / "config.json").write_text(text[: len(text) // 2])
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda model: (model / "config.json").unlink(), "no config.json"),
+        (with_half_a_config, "config.json is damaged"),
+        (lambda model: edit(model / "config.json", architectures=["BertModel"]), "BertModel"),
+        (without_weights, r"lacks its weights: no .safetensors"),
+        (with_a_shard_missing, "model-00002-of-00002.safetensors"),
+        (lambda model: (model / "tokenizer.json").write_text("{"), "no tokenizer that loads"),
+        (lambda model: edit(model / "config.json", vocab_size=100), r"tokens and the model 100"),
+        (lambda model: edit(model / "config.json", max_position_embeddings=128), "model.context = 200"),
+        (lambda model: (model / "chat_template.jinja").write_text("{{ messages[0].content }}"), "drops or rewrites"),
+    ],
+)
+def test_a_folder_that_can_not_be_trained_is_refused_by_name(model, damage, words):
+    damage(model)
+    faults = "\n".join(preflight.model_faults(model, 200))
+    assert re.search(words, faults), faults
+    assert str(model) in faults
+
+
+def test_prepare_says_it_before_a_gpu_is_touched(model, tmp_path):
+    without_weights(model)
+    config = load_recipe("mini-cpu", [f"model.path={model}", "prompts.templates=nowhere"])
+    faults = "\n".join(prepare.check(config, tmp_path / "run"))
+    assert "lacks its weights" in faults and "prompts.templates = 'nowhere'" in faults
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "world", "words"),
+    [
+        (["env.placement=apart"], 1, 1, "env.placement = apart needs a GPU beside the 1"),
+        (["env.placement=apart"], 4, 4, "beside the 4"),
+        (["env.placement=apart", "env.slots=3"], 4, 2, "env.slots = 3: the judge needs a GPU a slot and has 2"),
+        (["env.slots=2"], 1, 1, "env.slots = 2"),
+        ([], 2, 3, "torchrun starts 3 ranks"),
+    ],
+)
+def test_placements_that_can_not_be(monkeypatch, overrides, gpus, world, words):
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    (fault,) = preflight.placement_faults(load_recipe("mini-gpu", overrides), [str(i) for i in range(gpus)])
+    assert words in fault and f"visible: {gpus}" in fault
+
+
+@pytest.mark.parametrize(("overrides", "gpus", "world"), [(["env.placement=apart"], 4, 2), (["env.slots=2"], 2, 2)])
+def test_placements_that_can_be(monkeypatch, overrides, gpus, world):
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    assert preflight.placement_faults(load_recipe("mini-gpu", overrides), [str(i) for i in range(gpus)]) == []
+
+
+@pytest.mark.parametrize("content", ["", "class Model", "x = 1\n"])
+def test_an_empty_or_malformed_data_set_is_refused(tmp_path, content):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    if content:
+        (folder / "1.py").write_text(content)
+    settings = ["problems.source=folder", f"problems.path={folder}", "problems.train=4", "problems.heldout=1"]
+    with pytest.raises((prepare.PrepareError, ProblemError), match=str(folder)):
+        prepare.make_problems(load_recipe("mini-cpu", settings))
