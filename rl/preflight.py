@@ -1,7 +1,7 @@
 """What can be known of a run before anything heavy starts: folders, tokenizer, templates, GPUs.
 
-Runs in scripts.prepare. Reads files and asks nvidia-smi; no weights are loaded, no GPU is touched. What is wrong with the
-settings themselves, rl.config has refused by then.
+Runs in scripts.prepare. Reads files and asks nvidia-smi; no weights are loaded, no GPU is touched. What is wrong with
+the settings themselves, rl.config has refused by then.
 """
 
 from __future__ import annotations

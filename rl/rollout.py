@@ -91,7 +91,7 @@ def training_plan(config: Config, chat: Chat, step: int, policy_version: int) ->
     )
 
 
-def evaluation_plan(config: Config, stop_ids: tuple[int, ...], samples: int) -> Plan:
+def evaluation_plan(config: Config, stop_ids: tuple[int, ...], samples: int, policy_version: int = 0) -> Plan:
     """The plan of an evaluation. Its seed knows neither step nor stage: policies are compared under the same draws."""
     settings = config.eval
     return Plan(
@@ -103,6 +103,7 @@ def evaluation_plan(config: Config, stop_ids: tuple[int, ...], samples: int) -> 
         reward=config.reward,
         wording=Wording.load(config.prompts),
         seed=seeding.derive(config.seed, "heldout"),
+        policy_version=policy_version,
         min_new_tokens=config.rollout.min_new_tokens,
         schedule=schedule_of(config),
     )

@@ -149,14 +149,20 @@ def train_step(
 
 
 def evaluate_step(
-    engine: Engine | None, judge: Judge | None, chat: Chat, problems: Sequence[Problem], config: Config, path: Path
+    learner: Learner,
+    engine: Engine | None,
+    judge: Judge | None,
+    chat: Chat,
+    problems: Sequence[Problem],
+    config: Config,
+    path: Path,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """The present policy on held-out problems, as metrics eval/* and wall-clock values; trajectories go to `path`."""
     begun = time.perf_counter()
 
     def sample() -> dict[str, float]:
         path.unlink(missing_ok=True)
-        plan = evaluation_plan(config, chat.stop_ids, config.eval.during_samples)
+        plan = evaluation_plan(config, chat.stop_ids, config.eval.during_samples, learner.version)
         return evaluation_metrics(evaluate_problems(engine, judge, chat, problems, plan, path))
 
     metrics = distributed.agree(sample)
@@ -231,7 +237,8 @@ def main(run: Path) -> None:
         tqdm(total=steps, initial=done, desc="RL", unit="step", mininterval=1.0, disable=not first) as bar,
     ):
         if config.eval.every and not done:
-            metrics, wall = evaluate_step(engine, judge, chat, heldout, config, folder / "evaluation/step_00000.jsonl")
+            path = folder / "evaluation" / "step_00000.jsonl"
+            metrics, wall = evaluate_step(learner, engine, judge, chat, heldout, config, path)
             if writer:
                 writer.write(0, metrics)
                 writer.write_wall(0, wall)
@@ -246,7 +253,7 @@ def main(run: Path) -> None:
                 raise
             if config.eval.every and step % config.eval.every == 0:
                 path = folder / "evaluation" / path.name
-                evaluation, seconds = evaluate_step(engine, judge, chat, heldout, config, path)
+                evaluation, seconds = evaluate_step(learner, engine, judge, chat, heldout, config, path)
                 metrics, wall = metrics | evaluation, wall | seconds
             if writer:
                 writer.write(step, metrics)

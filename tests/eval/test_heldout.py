@@ -15,6 +15,8 @@ from env.records import Problem, Verdict, sha256
 from eval import heldout
 from rl import modeling
 from rl.config import load_recipe
+from rl.engines.base import Completion, EngineError
+from rl.prompts import TextChat
 
 pytestmark = pytest.mark.budget(60)
 
@@ -123,6 +125,29 @@ def test_a_killed_evaluation_goes_on_and_ends_in_the_same_bytes(run, monkeypatch
     heldout.main(run, "rl")
     assert 0 < second.asked < judge.asked
     assert whole == {name: (run / "eval/rl" / name).read_bytes() for name in whole}
+
+
+def test_a_model_behind_a_server_is_evaluated_on_the_same_problems(run, judge, monkeypatch):
+    class Strong:
+        takes = "messages"
+
+        def stream(self, source, sampling):
+            while requests := source.take(3, wait=True):
+                for request in requests:
+                    said = request.prompt[0]["content"] + str(request.seed)
+                    yield request, Completion([], [], "stop", text=f"answer {sha256(said)}")
+
+    monkeypatch.setattr(heldout, "_server", lambda config: (Strong(), TextChat()))
+    heldout.main(run, heldout.SERVER)
+    summary = json.loads((run / "eval/server/summary.json").read_text())
+    assert summary["problems"] == 10 and 0 < summary["fast"]["1.0"]["best"]["value"] < 1
+    first = json.loads((run / "eval/server/trajectories.jsonl").read_text().splitlines()[0])
+    assert first["turns"][0]["completion_text"].startswith("answer") and first["turns"][0]["prompt_ids"] == []
+
+
+def test_without_an_address_no_server_is_evaluated(run, judge):
+    with pytest.raises(EngineError, match=r"server\.url and server\.model"):
+        heldout.main(run, heldout.SERVER)
 
 
 def test_a_missing_model_is_named_with_the_stage_that_makes_it(run, judge):

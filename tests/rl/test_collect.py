@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
+from env.problems import write_jsonl
 from env.records import Problem, Verdict
-from rl.collect import collect
-from rl.config import load_recipe
+from rl.collect import collect, collect_from_server, main
+from rl.config import ConfigError, load_recipe
+from rl.engines.base import Completion
 from rl.records import read_trajectories
 
 pytestmark = pytest.mark.budget(20)
@@ -82,6 +85,53 @@ def test_what_could_not_be_judged_is_left_out(tmp_path, capsys):
     found = list(read_trajectories(tmp_path / "trajectories.jsonl"))
     assert {t.problem_id for t in found} == {"p0", "p2"} and all(len(t.turns) == 2 for t in found)
     assert "17 of 50 samples were dropped" in capsys.readouterr().out
+
+
+class Strong:
+    """A model behind a server: says what it was shown; requests come when samples are ready for them."""
+
+    takes = "messages"
+
+    def __init__(self):
+        self.asked = 0
+
+    def stream(self, source, sampling):
+        while requests := source.take(5, wait=True):
+            for request in requests:
+                self.asked += 1
+                shown = [message["content"] for message in request.prompt]
+                text = f"answer {request.seed % 997} to {len(shown)}: {shown[-1][:24]}"
+                yield request, Completion([], [], "stop", text=text)
+
+
+def test_a_model_behind_a_server_is_a_teacher_too(tmp_path):
+    config = replace(CONFIG, collect=replace(CONFIG.collect, trajectories=10))
+    engine = Strong()
+    collect_from_server(engine, Judge(), PROBLEMS, config, tmp_path)
+    found = list(read_trajectories(tmp_path / "trajectories.jsonl"))
+    assert [t.problem_id for t in found] == ["p0"] * 4 + ["p1"] * 4 + ["p2"] * 2
+    for trajectory in found:
+        first, second = trajectory.turns
+        assert "to 1: Write a faster" in first.completion_text and "to 3: status: incorrect" in second.completion_text
+        assert second.prompt_text.startswith("status: incorrect") and first.prompt_ids == first.logprobs == []
+    again = Strong()
+    collect_from_server(again, Judge(), PROBLEMS, config, tmp_path)  # all there: nothing is asked
+    assert engine.asked == 12 * 2 and again.asked == 0
+    judge = Judge(infra=lambda problem, response: problem.id != "p1")
+    collect_from_server(Strong(), judge, PROBLEMS, config, tmp_path / "broken")
+    assert {t.problem_id for t in read_trajectories(tmp_path / "broken" / "trajectories.jsonl")} == {"p1"}
+    with pytest.raises(RuntimeError, match="not one of 10"):
+        judge = Judge(infra=lambda problem, response: True)
+        collect_from_server(Strong(), judge, PROBLEMS, config, tmp_path / "nothing")
+
+
+def test_the_script_refuses_problems_that_it_does_not_know(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG.to_json()))
+    write_jsonl([Problem("foreign", "class Model:\n    def forward(self, x):\n        return x @ x\n")],
+        tmp_path / "problems" / "train.jsonl")  # fmt: skip
+    with pytest.raises(ConfigError, match=r"problem foreign.*collect.teacher=server"):
+        main(tmp_path)
+    assert not (tmp_path / "collect" / "trajectories.jsonl").exists()
 
 
 def test_a_judge_that_judges_nothing_is_an_error(tmp_path):

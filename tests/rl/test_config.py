@@ -78,6 +78,18 @@ def test_defaults_are_the_papers_figures():
         ("rollout.prompts_per_step=1000", ["problems.train"]),
         ("collect.shares.decoy=1.0", ["collect.shares", "add up to 1"]),
         ("rejection.mrs_low=1.1", ["rejection.mrs_low", "<= 1"]),
+        ("rejection.importance_cap=0.5", ["rejection.importance_cap", ">= 1"]),
+        ("rejection.baseline=keeps", ["rejection.baseline", "did you mean 'keep'", "keep, drop"]),
+        ("reward.earns.corect=1", ["unknown key 'reward.earns.corect'", "incorrect, hack, compile_error"]),
+        ("reward.earns.infra_error=-1", ["unknown key 'reward.earns.infra_error'", "runtime_error, timeout, oom"]),
+        ("reward.earns.hack=inf", ["reward.earns.hack = inf; allowed: finite"]),
+        ("rollout.max_infra_share=2", ["rollout.max_infra_share", ">= 0 and <= 1"]),
+        ("rollout.min_new_tokens=97", ["rollout.min_new_tokens", "more than an answer may have, 96"]),
+        ("env.placement=apart", ["env.placement", "needs device = cuda"]),
+        ("collect.teacher=server", ["server.url", "server.model", "http://host:port/v1"]),
+        ('server.url="localhost:8000"', ["server.url", "no http:// or https:// address"]),
+        ("prompts.feedback_lines=1", ["prompts.feedback_lines", ">= 3"]),
+        ("eval.every=-1", ["eval.every", ">= 0"]),
     ],
 )
 def test_refusals_name_the_place_the_key_and_what_is_allowed(override, words):
@@ -91,6 +103,13 @@ def test_grpo_with_one_sample_is_refused():
     with pytest.raises(ConfigError, match="every advantage is 0"):
         load_recipe("mini-cpu", ["rollout.samples_per_prompt=1", "advantage.estimator=grpo"])
     assert load_recipe("mini-cpu", ["rollout.samples_per_prompt=1"]).rollout.samples_per_prompt == 1
+
+
+def test_dropping_from_the_baseline_needs_something_that_rejects():
+    off = ["rejection.mrs=off", "rejection.prs=off", "rejection.token_veto=0.0"]
+    with pytest.raises(ConfigError, match="nothing is rejected"):
+        load_recipe("mini-cpu", [*off, "rejection.baseline=drop"])
+    assert load_recipe("mini-cpu", [*off[:2], "rejection.baseline=drop"]).rejection.baseline == "drop"
 
 
 def test_refusals_of_files_name_the_file(tmp_path):
