@@ -22,8 +22,9 @@ from rl import seeding
 from rl.checkpoint import mark_done
 from rl.config import Config, ConfigError, load_run
 from rl.engines.base import Engine, EngineError
+from rl.plan import evaluation_plan
 from rl.prompts import Chat, TextChat
-from rl.rollout import Judge, evaluate_problems, evaluation_plan, make_pool
+from rl.rollout import Judge, evaluate_problems, make_pool
 
 STAGES = ("sft", "rl")
 SERVER = "server"

@@ -24,10 +24,11 @@ from env.records import Problem, Verdict
 from rl import checkpoint, seeding
 from rl.config import Config, ConfigError, load_run
 from rl.engines.base import Engine, EngineError, Sampling
+from rl.plan import Plan
 from rl.prompts import TextChat, conversation_text
 from rl.records import Trajectory, Turn, append_trajectories, read_trajectories
 from rl.rewards import reward
-from rl.rollout import Judge, Plan, evaluate_problems, make_pool, write_trajectories
+from rl.rollout import Judge, evaluate_problems, make_pool, write_trajectories
 from rl.wording import Wording
 
 # Samples between the teacher and the judge at a time: enough to keep every slot busy, few to lose in a kill.

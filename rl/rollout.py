@@ -1,15 +1,8 @@
 """A rollout: samples of problems, over turns, with their verdicts and rewards. Runs in the driver.
 
-When a sample takes its next turn is the plan's `schedule`:
-
-| schedule | where | |
-| --- | --- | --- |
-| turns | CPU | all samples take a turn together, in sample order: batches, and so every bit, are the same from run to run. An answer goes to the judge the moment it is finished, while the engine still writes the others |
-| phases | judge and policy on one GPU | all answers of a turn, then all verdicts: decoding would be in every measured time |
-| free | judge on GPUs of its own, or the policy on a server | a sample's next turn starts as soon as its own verdict is in |
-
-Trajectories are forced to disk before they are returned.
-"""  # noqa: E501
+When a sample takes its next turn is the plan's `schedule` (rl/plan.py). Trajectories are forced to disk before they are
+returned.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +14,7 @@ from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
@@ -29,84 +22,18 @@ from env.pool import Pool, visible_gpus
 from env.records import Problem, Verdict
 from env.rules import rules_for
 from rl import seeding
-from rl.config import Config, Reward
-from rl.engines.base import Batch, Completion, Engine, Request, Sampling, checked
+from rl.config import Config
+from rl.engines.base import Batch, Completion, Engine, Request, checked
+from rl.plan import Plan
 from rl.prompts import Chat, TextChat
 from rl.records import Trajectory, Turn, append_trajectories, read_trajectories
 from rl.rewards import reward
-from rl.wording import Wording
 
 
 class Judge(Protocol):
     """What a rollout needs of env.pool.Pool."""
 
     def submit(self, problem: Problem, response: str, raw: bool = True) -> Future[Verdict]: ...
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to sample: `samples` a problem, `turns` a sample, worded by `wording`, rewarded by `reward`.
-
-    seed: every draw comes from (seed, step, problem, sample, turn). step and policy_version are noted in the records.
-    min_new_tokens: a turn begins only where so many tokens fit into `sampling.context` behind its prompt; 0: a whole
-    answer of `sampling.max_new_tokens`.
-    """
-
-    samples: int
-    turns: int
-    sampling: Sampling
-    reward: Reward
-    wording: Wording
-    seed: int
-    step: int = 0
-    policy_version: int = 0
-    min_new_tokens: int = 0
-    schedule: Literal["turns", "phases", "free"] = "turns"
-
-
-def schedule_of(config: Config) -> Literal["turns", "phases", "free"]:
-    """When samples of a policy in this process take their turns."""
-    if config.device == "cpu":
-        return "turns"
-    return "free" if config.env.placement == "apart" else "phases"
-
-
-def training_plan(config: Config, chat: Chat, step: int, policy_version: int) -> Plan:
-    """The plan of a training step."""
-    settings = config.rollout
-    sampling = Sampling(
-        settings.max_new_tokens, settings.temperature, settings.top_p, chat.stop_ids, config.model.context
-    )
-    return Plan(
-        samples=settings.samples_per_prompt,
-        turns=settings.turns,
-        sampling=sampling,
-        reward=config.reward,
-        wording=Wording.load(config.prompts),
-        seed=config.seed,
-        step=step,
-        policy_version=policy_version,
-        min_new_tokens=settings.min_new_tokens,
-        schedule=schedule_of(config),
-    )
-
-
-def evaluation_plan(config: Config, stop_ids: tuple[int, ...], samples: int, policy_version: int = 0) -> Plan:
-    """The plan of an evaluation. Its seed knows neither step nor stage: policies are compared under the same draws."""
-    settings = config.eval
-    return Plan(
-        samples=samples,
-        turns=settings.turns,
-        sampling=Sampling(
-            config.rollout.max_new_tokens, settings.temperature, settings.top_p, stop_ids, config.model.context
-        ),
-        reward=config.reward,
-        wording=Wording.load(config.prompts),
-        seed=seeding.derive(config.seed, "heldout"),
-        policy_version=policy_version,
-        min_new_tokens=config.rollout.min_new_tokens,
-        schedule=schedule_of(config),
-    )
 
 
 def rollout(

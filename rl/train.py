@@ -33,19 +33,12 @@ from rl.engines.base import Engine, EngineError
 from rl.learner import Learner
 from rl.loss import kl_k3
 from rl.metrics import MetricsWriter, evaluation_metrics, gpu_memory, rollout_metrics
+from rl.plan import evaluation_plan, training_plan
 from rl.prompts import Chat
 from rl.records import Trajectory
 from rl.rejection import importance_metrics, importance_weights, mismatch_masks, mismatch_metrics, prs_rejects
 from rl.rewards import TrainingPaused, refuse_broken_step, returns_to_go
-from rl.rollout import (
-    Judge,
-    evaluate_problems,
-    evaluation_plan,
-    make_pool,
-    rollout,
-    training_plan,
-    write_trajectories,
-)
+from rl.rollout import Judge, evaluate_problems, make_pool, rollout, write_trajectories
 
 
 def pick_problems(problems: Sequence[Problem], count: int, seed: int, step: int) -> list[Problem]:

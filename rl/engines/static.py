@@ -5,27 +5,21 @@ as they run. Captured once and replayed, the step costs what its kernels cost. E
 in tensors that never move; whether a row goes on is decided on the GPU, and the driver looks only every few steps. A
 slot whose answer is finished is given the next request at once.
 
-The model's own forward pass is used, with a cache and an attention function of ours; `fits` compares the result with
-its ordinary forward pass. The same code runs without a graph on a CPU, for tests.
+The model's own forward pass is used, with a cache and an attention function of ours (rl/engines/slots.py); `fits`
+compares the result with its ordinary forward pass. The same code runs without a graph on a CPU, for tests.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import Cache
-from transformers.masking_utils import sdpa_mask
 
 from rl.engines.base import Completion, Request, Sampling
 from rl.engines.sampling import sample, uniform_table
+from rl.engines.slots import SlotCache, using_attention
 
-ATTENTION = "slots"
 # Steps between two looks at which rows are done: a look stalls the GPU for some 50 us, a finished row wastes its steps.
 LOOK_EVERY = 8
 # The cache grows in such steps: a graph belongs to one length, and capturing takes a second.
@@ -34,42 +28,6 @@ CAPACITY_STEP = 256
 PREFILL_TOKENS = 32768
 # A cache of more than this is freed when the engine has nothing to do.
 LARGE_BYTES = 4 * 2**30
-
-
-class SlotCache(Cache):
-    """Keys and values of every slot, a [slots, kv heads, capacity, size] pair a layer. Each row writes at its own
-    position, and attention sees the whole capacity under a mask."""
-
-    def __init__(self, positions: torch.Tensor, capacity: int) -> None:
-        """positions: [slots], where the next token of each row goes; the tensor is read at every update."""
-        super().__init__(layers=[])
-        self.positions, self.capacity = positions, capacity
-        self.rows = torch.arange(len(positions), device=positions.device)
-        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple:
-        """key, value: [slots, kv heads, 1, size] of the new tokens. Returns the layer's keys and values."""
-        if layer_idx == len(self.pairs):
-            # Zeros: what lies behind the mask is multiplied by 0, and NaN times 0 is NaN.
-            self.pairs.append(tuple(new.new_zeros(*new.shape[:2], self.capacity, new.shape[3]) for new in (key, value)))
-        for held, new in zip(self.pairs[layer_idx], (key, value)):
-            held[self.rows, :, self.positions] = new[:, :, 0]
-        return self.pairs[layer_idx]
-
-    def fill(self, slots: torch.Tensor, layers: Sequence[Any]) -> None:
-        """Take over a prefill: layers with `keys` and `values` [slots, kv heads, tokens, size]."""
-        for held, layer in zip(self.pairs, layers, strict=True):
-            for mine, new in zip(held, (layer.keys, layer.values)):
-                mine[slots, :, : new.shape[2]] = new
-
-    def grow(self, capacity: int) -> None:
-        """Make room for longer rows."""
-        room = capacity - self.capacity
-        self.pairs = [tuple(torch.nn.functional.pad(t, (0, 0, 0, room)) for t in pair) for pair in self.pairs]
-        self.capacity = capacity
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0  # positions are always given
 
 
 class StaticDecoder:
@@ -192,7 +150,7 @@ class StaticDecoder:
         dtype = self.model.get_input_embeddings().weight.dtype
         seen = self.columns <= self.positions.unsqueeze(1)
         mask = torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, -torch.inf)
-        with using_attention(self.model), _kernels(self.device):
+        with using_attention(self.model, self.device):
             output = self.model(
                 input_ids=self.tokens.unsqueeze(1),
                 attention_mask=mask[:, None, None, :],
@@ -247,38 +205,6 @@ class StaticDecoder:
         self._graph = graph
 
 
-def slot_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
-    """One query a row: [rows, heads, 1, size] on [rows, kv heads, capacity, size] -> ([rows, 1, heads, size], None).
-
-    The query heads that share a key head are taken as so many queries of it: no key is copied for every head.
-    """
-    rows, heads, _, size = query.shape
-    grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
-    output = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
-    return output.reshape(rows, 1, heads, -1), None
-
-
-@contextlib.contextmanager
-def using_attention(model: torch.nn.Module) -> Iterator[None]:
-    """`slot_attention` inside a model that may be a learner's as well, for one call."""
-    AttentionInterface.register(ATTENTION, slot_attention)
-    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-    before = model.config._attn_implementation
-    model.config._attn_implementation = ATTENTION
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = before
-
-
 @torch.inference_mode()
 def fits(model: torch.nn.Module) -> bool:
     """Whether a model decodes here as in its own forward pass; says so on the console where it doesn't.
@@ -304,13 +230,6 @@ def fits(model: torch.nn.Module) -> bool:
         print(f"engine: {type(model).__name__} can't use the static cache ({reason}); sampling is slower", flush=True)
         return False
     return True
-
-
-def _kernels(device: torch.device) -> contextlib.AbstractContextManager:
-    """Attention kernels that take a mask and can be captured; the choice is left to torch on a CPU."""
-    if device.type != "cuda":
-        return contextlib.nullcontext()
-    return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def _chunks(placed: Sequence[tuple[int, Request]]) -> Iterator[list[tuple[int, Request]]]:

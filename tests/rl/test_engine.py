@@ -17,7 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rl.engines import static
+from rl.engines import slots, static
 from rl.engines.base import Batch, Completion, EngineError, Request, Sampling, checked, generate
 from rl.engines.hf import HFEngine
 from rl.engines.sampling import sample, uniform_table
@@ -76,9 +76,9 @@ def test_logprobs_are_those_of_a_full_forward_pass(make, model, temperature, top
 
 def test_both_ways_sample_the_same(model):
     sampling, prompts, seeds = Sampling(300, stop_ids=(0, 1)), PROMPTS * 3, list(range(12))
-    growing, slots = (generate(HFEngine(model, 5, static=way), prompts, sampling, seeds) for way in (False, True))
-    assert [c.ids for c in growing] == [c.ids for c in slots] and max(len(c.ids) for c in slots) > 20
-    for one, other in zip(growing, slots):
+    growing, static_ones = (generate(HFEngine(model, 5, static=way), prompts, sampling, seeds) for way in (False, True))
+    assert [c.ids for c in growing] == [c.ids for c in static_ones] and max(len(c.ids) for c in growing) > 20
+    for one, other in zip(growing, static_ones):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
@@ -174,15 +174,15 @@ def test_a_model_with_windows_goes_the_other_way(capsys):
 
 
 def test_a_cache_that_is_not_the_models_own_is_found_out(model, monkeypatch):
-    right = static.SlotCache.fill
-    monkeypatch.setattr(static.SlotCache, "fill", lambda self, slots, layers: right(self, slots.flip(0), layers))
+    right = slots.SlotCache.fill
+    monkeypatch.setattr(slots.SlotCache, "fill", lambda self, slots, layers: right(self, slots.flip(0), layers))
     assert not static.fits(model)
 
 
 def test_sampling_leaves_a_shared_models_attention_as_it_was(model):
     before = model.config._attn_implementation
     generate(HFEngine(model, 4, static=True), PROMPTS, Sampling(3), SEEDS)
-    assert model.config._attn_implementation == before != static.ATTENTION
+    assert model.config._attn_implementation == before != slots.ATTENTION
 
 
 class Wrong:

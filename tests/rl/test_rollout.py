@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from env.records import Problem, Verdict
-from rl import rollout as rollouts
 from rl.config import Prompts, Reward, load_recipe
 from rl.engines.base import Completion, EngineError, Sampling
 from rl.modeling import train_tokenizer
+from rl.plan import Plan, schedule_of
 from rl.prompts import Chat
 from rl.records import read_trajectories
-from rl.rollout import Plan, evaluate_problems, rollout
+from rl.rollout import evaluate_problems, rollout
 from rl.wording import Wording
 
 pytestmark = pytest.mark.budget(20)
@@ -165,7 +165,7 @@ def test_a_sample_goes_on_as_soon_as_its_own_verdict_is_in(chat, plan, tmp_path)
 
 def test_where_sampling_and_judging_may_overlap():
     def schedule(*overrides):
-        return rollouts.schedule_of(load_recipe(*overrides))
+        return schedule_of(load_recipe(*overrides))
 
     assert schedule("mini-cpu") == "turns"
     assert schedule("mini-gpu") == "phases"

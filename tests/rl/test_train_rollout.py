@@ -13,10 +13,10 @@ from rl import checkpoint, modeling, seeding, train
 from rl.config import load_recipe
 from rl.engines.base import generate
 from rl.engines.hf import HFEngine
+from rl.plan import training_plan
 from rl.prompts import Chat
 from rl.records import Trajectory, Turn, read_trajectories
 from rl.rewards import TrainingPaused
-from rl.rollout import training_plan
 
 pytestmark = pytest.mark.budget(60)
 

@@ -1,0 +1,87 @@
+"""What a rollout samples, and when: read off the settings. Runs in the driver.
+
+When a sample takes its next turn is the plan's `schedule`:
+
+| schedule | where | |
+| --- | --- | --- |
+| turns | CPU | all samples take a turn together, in sample order: batches, and so every bit, are the same from run to run. An answer goes to the judge the moment it is finished, while the engine still writes the others |
+| phases | judge and policy on one GPU | all answers of a turn, then all verdicts: decoding would be in every measured time |
+| free | judge on GPUs of its own, or the policy on a server | a sample's next turn starts as soon as its own verdict is in |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rl import seeding
+from rl.config import Config, Reward
+from rl.engines.base import Sampling
+from rl.prompts import Chat
+from rl.wording import Wording
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to sample: `samples` a problem, `turns` a sample, worded by `wording`, rewarded by `reward`.
+
+    seed: every draw comes from (seed, step, problem, sample, turn). step and policy_version are noted in the records.
+    min_new_tokens: a turn begins only where so many tokens fit into `sampling.context` behind its prompt; 0: a whole
+    answer of `sampling.max_new_tokens`.
+    """
+
+    samples: int
+    turns: int
+    sampling: Sampling
+    reward: Reward
+    wording: Wording
+    seed: int
+    step: int = 0
+    policy_version: int = 0
+    min_new_tokens: int = 0
+    schedule: Literal["turns", "phases", "free"] = "turns"
+
+
+def schedule_of(config: Config) -> Literal["turns", "phases", "free"]:
+    """When samples of a policy in this process take their turns."""
+    if config.device == "cpu":
+        return "turns"
+    return "free" if config.env.placement == "apart" else "phases"
+
+
+def training_plan(config: Config, chat: Chat, step: int, policy_version: int) -> Plan:
+    """The plan of a training step."""
+    settings = config.rollout
+    sampling = Sampling(
+        settings.max_new_tokens, settings.temperature, settings.top_p, chat.stop_ids, config.model.context
+    )
+    return Plan(
+        samples=settings.samples_per_prompt,
+        turns=settings.turns,
+        sampling=sampling,
+        reward=config.reward,
+        wording=Wording.load(config.prompts),
+        seed=config.seed,
+        step=step,
+        policy_version=policy_version,
+        min_new_tokens=settings.min_new_tokens,
+        schedule=schedule_of(config),
+    )
+
+
+def evaluation_plan(config: Config, stop_ids: tuple[int, ...], samples: int, policy_version: int = 0) -> Plan:
+    """The plan of an evaluation. Its seed knows neither step nor stage: policies are compared under the same draws."""
+    settings = config.eval
+    return Plan(
+        samples=samples,
+        turns=settings.turns,
+        sampling=Sampling(
+            config.rollout.max_new_tokens, settings.temperature, settings.top_p, stop_ids, config.model.context
+        ),
+        reward=config.reward,
+        wording=Wording.load(config.prompts),
+        seed=seeding.derive(config.seed, "heldout"),
+        policy_version=policy_version,
+        min_new_tokens=config.rollout.min_new_tokens,
+        schedule=schedule_of(config),
+    )
