@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from env import timing
-from env.bench import aligned, sleep_us
+from env.bench import SETTLE_US, aligned, sleep_us
 from env.compare import Tolerance, compare
 from env.profile_table import valid_rows
 from env.reference import Reference, Rejected, Trial
@@ -32,7 +32,7 @@ TARGET = {"eager": 0.010, "device": 0.003}  # standard error of the ratio at whi
 MIN_ROUNDS, MAX_ROUNDS = 2, 12
 # Of one side's turn, all calls and what they need beside the program: shorter ones would be all switching. Two rounds
 # are eight of them.
-BLOCK_US = 5_500.0
+BLOCK_US = 4_500.0
 MIN_CALLS, MAX_CALLS = 3, 24
 # Of each mode before anything counts: Python specialises code that has run a few times, the reference's has by then.
 WARM_CALLS = 8
@@ -95,6 +95,7 @@ class Stopwatch:
         self.random = random.SystemRandom()
         self.orders: dict[int, list[int]] = {}
         self.running: Side | None = None
+        self.sleep_us = {"eager": 0.0, "device": sleep_us(USUAL_HOST_US)}
 
     # Preparation, off the clock -------------------------------------------------------------------------------------
 
@@ -128,8 +129,10 @@ class Stopwatch:
     def _plan_blocks(self, quickest_us: float) -> None:
         """How many calls a block holds: as many of each mode as fit into its time."""
         moved = 2 * (self.stride + self.slot) / COPIED_BYTES_PER_US
-        host_us = min(max(side.host_us for side in self.sides.values()), USUAL_HOST_US)
-        call_us = max(host_us, FLUSH_US + moved + quickest_us) + sleep_us(host_us) / 2
+        slowest_us = max(side.host_us for side in self.sides.values())
+        self.sleep_us["device"] = sleep_us(slowest_us)
+        host_us = min(slowest_us, USUAL_HOST_US)
+        call_us = max(host_us, FLUSH_US + SETTLE_US + moved + quickest_us) + sum(self.sleep_us.values()) / 2
         self.lead = LEAD_CALLS if call_us < SLOW_CALL_US else 1
         self.calls = int(max(MIN_CALLS, min(MAX_CALLS, (BLOCK_US / call_us - self.lead) / 2)))
 
@@ -150,7 +153,7 @@ class Stopwatch:
             slot=self.slot if self.keeps_all else 0,
             calls=calls,
             lead=lead,
-            sleep_us=sleep_us(side.host_us),
+            sleep_us=self.sleep_us,
             cold=self.rules.mean_of is None,
             copies=self.stride <= WORKING_COPY_BYTES,
             train=True,
@@ -233,7 +236,7 @@ class Stopwatch:
             raise Rejected("infra_error", "not measured: the timed calls gave no times")
         for mode in modes:
             side.times_us[mode].append([t for t, (_, asked) in zip(times, calls) if asked == mode])
-        sleeps = sum(sleep_us(side.host_us) for _, mode in calls if mode == "device")
+        sleeps = sum(self.sleep_us[mode] for _, mode in [*lead, *calls])
         lead_us = len(lead) * statistics.median(times)
         side.overhead_us.append((seconds * 1e6 - sum(times) - lead_us - sleeps) / (len(calls) + len(lead)))
         side.calls += len(calls)

@@ -77,4 +77,4 @@ def rules_for(profile: str = "default", device: str = "cpu", **changes: object) 
     if profile not in PROFILES:
         raise ValueError(f"unknown verdict profile {profile!r}: use one of {', '.join(PROFILES)}")
     # On a GPU a worker's context takes a while, and the driver makes them one by one.
-    return replace(PROFILES[profile], **{"spares": 8 if device == "cuda" else 1, **changes})
+    return replace(PROFILES[profile], **{"spares": 24 if device == "cuda" else 1, **changes})

@@ -36,7 +36,7 @@ def lower_mean(times: np.ndarray) -> np.ndarray:
 
 
 CENTERS = {"middle": middle_mean, "lower": lower_mean, "mean": lambda times: times.mean(axis=-1)}
-KIND = {"eager": "lower", "device": "middle"}
+KIND = {"eager": "lower", "device": "lower"}
 
 
 def interval(
