@@ -4,6 +4,7 @@
     throughput   verdicts a second in steady state, and what bounds them
     exclusive    how long a verdict holds the GPU alone
     self         error of the speedup of a program against itself
+    contexts     what a CUDA context costs, which every candidate needs, and whether making one moves timings
     ratio        profiling ratio of all-Triton and of lazy answers against the truth
     recovery     seconds until the next verdict after hangs, crashes and kills
     soak         what hundreds of mixed candidates leave behind, and whether some judged alone come out the same
@@ -35,6 +36,7 @@ sys.path.insert(0, str(ROOT))
 
 from env.files import write_atomic  # noqa: E402
 from scripts.bench import machine  # noqa: E402
+from scripts.bench.contexts import contexts  # noqa: E402
 from scripts.bench.kernelbench import kernelbench  # noqa: E402
 from scripts.bench.ratio import ratio  # noqa: E402
 from scripts.bench.recovery import recovery  # noqa: E402
@@ -45,12 +47,13 @@ from scripts.bench.verdicts import cases, exclusive, self_check, throughput  # n
 from scripts.bench_kernelbench import kernelbench_folder  # noqa: E402
 
 SECTIONS = {
-    "cases": cases, "throughput": throughput, "exclusive": exclusive, "self": self_check, "ratio": ratio,
+    "cases": cases, "throughput": throughput, "exclusive": exclusive, "self": self_check,
+    "contexts": contexts, "ratio": ratio,
     "recovery": recovery, "soak": soak, "hog": hog_check, "kernelbench": kernelbench,
 }  # fmt: skip
 MINUTES = {
-    "cases": 5.0, "throughput": 2.0, "exclusive": 2.0, "self": 3.0, "ratio": 2.0, "recovery": 5.0, "soak": 12.0,
-    "hog": 2.0, "kernelbench": 20.0,
+    "cases": 5.0, "throughput": 2.0, "exclusive": 2.0, "self": 3.0, "contexts": 2.0, "ratio": 2.0,
+    "recovery": 5.0, "soak": 12.0, "hog": 2.0, "kernelbench": 20.0,
 }  # fmt: skip
 
 

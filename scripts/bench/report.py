@@ -165,9 +165,26 @@ def _kernelbench(data: dict, cuda: bool) -> list[Figure]:
     return [_figure("KernelBench as its own candidate", measured, "all hack", ok, exceptions=names, **found)]
 
 
+def _contexts(data: dict, cuda: bool) -> list[Figure]:
+    rows = data.get("bursts", [])
+    if not rows:
+        return []
+    found = []
+    for row in rows:
+        moved = [
+            abs(row["beside"][name]["us"] / row["quiet"][name]["us"] - 1)
+            for name in row["beside"]
+            if name in row["quiet"]
+        ]
+        measured = f"{row['each_s']:.3f} s each, gone in {row['exit_each_s']:.3f} s"
+        measured += f", timings moved {100 * max(moved):.1f} %" if moved else ""
+        found.append(_figure(f"contexts, {row['setting']}, {row['width']} at once", measured, "-", None))
+    return found
+
+
 _MAKERS = {
-    "cases": _cases, "throughput": _throughput, "exclusive": _exclusive, "self": _self, "ratio": _ratio,
-    "recovery": _recovery, "soak": _soak, "hog": _hog, "kernelbench": _kernelbench,
+    "cases": _cases, "throughput": _throughput, "exclusive": _exclusive, "self": _self, "contexts": _contexts,
+    "ratio": _ratio, "recovery": _recovery, "soak": _soak, "hog": _hog, "kernelbench": _kernelbench,
 }  # fmt: skip
 
 
