@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from env import timing
@@ -196,6 +197,14 @@ class Stopwatch:
             mode: timing.interval(reference.times_us[mode], candidate.times_us[mode], seed=0, kind=kind[mode])
             for mode in MODES
             if reference.times_us[mode]
+        }
+        center = timing.CENTERS[kind["eager"]]
+        evidence["blocks_us"] = {
+            name: {
+                mode: [round(float(center(np.asarray(block))), 3) for block in blocks]
+                for mode, blocks in side.times_us.items()
+            }
+            for name, side in self.sides.items()
         }
         self._check_floor(times)
         evidence["timed_outputs"] = self._check_outputs()
