@@ -1,4 +1,4 @@
-"""Seeded problems in the KernelBench format: chains of element-wise, row-wise and reducing operators.
+"""Seeded problems in the KernelBench format: chains of operators, from element-wise ones to a small matrix product.
 
 Runs in the driver and makes text only: neither torch nor a GPU is needed. Training and held-out problems never share a
 chain of operators, whatever the seeds and sizes, and some pairs of neighbours occur in held-out chains alone.
@@ -12,19 +12,24 @@ import random
 from functools import cache
 from itertools import pairwise
 
-from env.operators import BINARY, ELEMENTWISE, OPERATORS, REDUCTION, ROWWISE, names
+from env.operators import BINARY, BROADCAST, ELEMENTWISE, INPUTS, MATMUL, OPERATORS, REDUCTION, ROWWISE, names, others
 from env.records import Problem
 
 Chain = tuple[str, ...]
 
 # A prefix of any length has all families in about these shares.
-FAMILIES = ("elementwise", "rowwise", "reduction", "elementwise", "rowwise", "two_input", "reduction", "elementwise")
+FAMILIES = (
+    "elementwise", "rowwise", "reduction", "broadcast", "elementwise",
+    "matmul", "rowwise", "two_input", "reduction", "elementwise",
+)  # fmt: skip
+_KIND = {"rowwise": ROWWISE, "two_input": BINARY, "broadcast": BROADCAST}
 
 # Neighbours (first, then second) that training never shows: has the policy learned operators or chains by heart?
 HELDOUT_PAIRS = frozenset(
     {
         ("gelu", "half"), ("tanh", "square"), ("silu", "sub_half"), ("abs", "sigmoid"), ("double", "tanh"),
         ("add_one", "relu"), ("leaky_relu", "softmax"), ("square", "rmsnorm"), ("clamp", "sum"), ("silu", "mean"),
+        ("matmul", "silu"), ("matmul", "clamp"), ("add_b", "gelu"), ("tanh", "mul_s"), ("abs", "add_y"),
     }
 )  # fmt: skip
 HELDOUT_SHARE = 0.25
@@ -37,6 +42,19 @@ SHAPES = {
     "cpu": ((16, 128), (16, 160), (16, 200), (16, 256)),
     "gpu": ((4096, 4096), (8192, 4096), (4096, 8192), (8192, 8192), (8192, 3000), (6000, 5000), (8192, 5000)),
 }
+
+# The inner length of a matrix product. Small: the product costs about as much as the memory that its result takes, so
+# that an epilogue in the same kernel pays; one block of tl.dot holds all of it.
+INNER = (32, 64)
+
+# Neighbours that may change places without changing what is computed: scaling by a positive number, and what keeps the
+# sign of each element or adds a constant to it.
+_SCALES = frozenset({"half", "double"})
+_COMMUTING = (
+    (_SCALES, frozenset({"relu", "leaky_relu", "abs", "half", "double", "mul_y", "mul_b", "mul_s"})),
+    (frozenset({"add_one", "sub_half"}), frozenset({"add_one", "sub_half", "add_y", "add_b"})),
+    (frozenset({"relu"}), frozenset({"leaky_relu"})),
+)
 
 # A probability of a long row is nearly zero: adding to it or bending it would leave a constant or change nothing.
 _AFTER_SOFTMAX = frozenset({"half", "double", "silu", "gelu"})
@@ -53,7 +71,7 @@ import torch.nn.functional as F
 
 ROWS = {rows}
 COLS = {cols}
-
+{inner}
 
 class Model(nn.Module):
     def forward(self, {arguments}):
@@ -70,9 +88,30 @@ def get_init_inputs():
 """
 
 
+def commute(a: str, b: str) -> bool:
+    """Whether two neighbouring operators may change places without changing what is computed."""
+    return any((a in left and b in right) or (b in left and a in right) for left, right in _COMMUTING)
+
+
+@cache
+def orders(chain: Chain) -> frozenset[Chain]:
+    """All chains that compute the same because neighbours may change places, the chain itself among them."""
+    found, left = {chain}, [chain]
+    while left:
+        known = left.pop()
+        for at in range(len(known) - 1):
+            if commute(known[at], known[at + 1]):
+                other = (*known[:at], known[at + 1], known[at], *known[at + 2 :])
+                if other not in found:
+                    found.add(other)
+                    left.append(other)
+    return frozenset(found)
+
+
+@cache
 def canonical(chain: Chain) -> str:
-    """The text that identifies what a chain computes, apart from its size."""
-    return " > ".join(chain)
+    """The text that identifies what a chain computes, apart from its size: the first of its orders."""
+    return " > ".join(min(orders(chain)))
 
 
 def has_new_pair(chain: Chain) -> bool:
@@ -80,11 +119,12 @@ def has_new_pair(chain: Chain) -> bool:
     return any(pair in HELDOUT_PAIRS for pair in pairwise(chain))
 
 
+@cache
 def split_of(chain: Chain) -> str:
-    """ "train" or "heldout": a property of the chain alone, so that no choice of seeds can leak one into the other."""
+    """ "train" or "heldout": a property of what is computed, so that no choice of seeds can leak one into the other."""
     digest = hashlib.sha256(canonical(chain).encode()).digest()
     held = int.from_bytes(digest[:4], "big") < HELDOUT_SHARE * 2**32
-    return "heldout" if held or has_new_pair(chain) else "train"
+    return "heldout" if held or any(map(has_new_pair, orders(chain))) else "train"
 
 
 def chain_of(source: str) -> Chain:
@@ -151,7 +191,7 @@ def is_sound(chain: Chain) -> bool:
     if not 0.005 < size < 100.0 or _rms([value - mean for value in full]) < 0.02 * size:
         return False
     for position, name in enumerate(chain):
-        if OPERATORS[name].kind == REDUCTION:
+        if OPERATORS[name].kind in (REDUCTION, MATMUL):
             continue  # without it the output has another shape
         without = _outputs(chain[:position] + chain[position + 1 :])
         if _rms([a - b for a, b in zip(full, without)]) < _MIN_EFFECT * size:
@@ -162,32 +202,33 @@ def is_sound(chain: Chain) -> bool:
 # Drawing chains ------------------------------------------------------------------------------------------------------
 
 
-def _draw(family: str, others: int, rng: random.Random) -> Chain:
-    """A random chain of a family with `others` element-wise operators beside its own one, sound or not."""
-    chain = rng.sample(names(ELEMENTWISE), others)
+def _draw(family: str, elementwise: int, rng: random.Random) -> Chain:
+    """A random chain of a family with so many element-wise operators beside its own one, sound or not."""
+    chain = rng.sample(names(ELEMENTWISE), elementwise)
     if family == "reduction":
         chain.append(rng.choice(names(REDUCTION)))
+    elif family == "matmul":
+        chain.insert(0, "matmul")
     elif family != "elementwise":
-        kind = BINARY if family == "two_input" else ROWWISE
-        chain.insert(rng.randrange(len(chain) + 1), rng.choice(names(kind)))
+        chain.insert(rng.randrange(len(chain) + 1), rng.choice(names(_KIND[family])))
     return tuple(chain)
 
 
-def _next_chain(family: str, split: str, used: dict[str, int], taken: set[Chain], rng: random.Random) -> Chain:
+def _next_chain(family: str, split: str, used: dict[str, int], taken: set[str], rng: random.Random) -> Chain:
     """The one of a few fitting chains that holds the operators used least so far, so that all of them soon occur."""
     # Short chains, of which a model of two million parameters soon learns how chains are put together. Measured once
     # each, held-out answers right to the letter (teacher-forced): up to five operators, 240 problems, 29 % after 844
     # SFT steps; two or three, 320 problems, 42 % after 895 steps and 79 % after 1076.
     lengths = (2, 3, 3) if family == "elementwise" else (1, 2, 2)
-    others = rng.choice(lengths)
+    shortest = rng.choice(lengths)
     new_pair = split == "heldout" and len(taken) % NEW_PAIR_EVERY == 0
     fitting: list[Chain] = []
     # Short chains run out: longer ones follow.
-    for length in range(others, max(lengths) + 3):
+    for length in range(shortest, max(lengths) + 3):
         for _ in range(_TRIES):
             chain = _draw(family, length, rng)
-            known = chain in taken or chain in fitting or split_of(chain) != split
-            if known or (new_pair and not has_new_pair(chain)) or not is_sound(chain):
+            known = canonical(chain) in taken or any(canonical(chain) == canonical(other) for other in fitting)
+            if known or split_of(chain) != split or (new_pair and not has_new_pair(chain)) or not is_sound(chain):
                 continue
             fitting.append(chain)
             if len(fitting) == _CHOICES:
@@ -199,15 +240,17 @@ def _next_chain(family: str, split: str, used: dict[str, int], taken: set[Chain]
     return max(fitting, key=lambda chain: sum(1.0 / (1 + used.get(name, 0)) for name in chain))
 
 
-def render(chain: Chain, rows: int, cols: int) -> str:
-    """A chain as reference source; inputs are [rows, cols] normal numbers."""
-    two = any(OPERATORS[name].kind == BINARY for name in chain)
+def render(chain: Chain, rows: int, cols: int, inner: int = 0) -> str:
+    """A chain as reference source; inputs are normal numbers, the first [rows, cols], or [rows, inner] where a chain
+    begins with a matrix product."""
+    product, more = "matmul" in chain, others(chain)
     return _TEMPLATE.format(
         rows=rows,
         cols=cols,
-        arguments="x, y" if two else "x",
+        inner=f"INNER = {inner}\n" if product else "",
+        arguments=", ".join(["x", *more]),
         body="\n".join(f"        {OPERATORS[name].line}" for name in chain),
-        inputs=", ".join(["torch.randn(ROWS, COLS)"] * (2 if two else 1)),
+        inputs=", ".join([f"torch.randn(ROWS, {'INNER' if product else 'COLS'})", *(INPUTS[name] for name in more)]),
     )
 
 
@@ -223,21 +266,22 @@ def generate(split: str, count: int, seed: int, size: str) -> list[Problem]:
         raise ValueError(f"unknown size {size!r}: use {' or '.join(map(repr, SHAPES))}")
     rng = random.Random(f"problems:{split}:{size}:{seed}")
     used: dict[str, int] = {}
-    taken: set[Chain] = set()
+    taken: set[str] = set()
     problems = []
     for index in range(count):
         family = FAMILIES[index % len(FAMILIES)]
         chain = _next_chain(family, split, used, taken, rng)
         rows, cols = rng.choice(SHAPES[size])
-        taken.add(chain)
+        inner = rng.choice(INNER) if family == "matmul" else 0
+        taken.add(canonical(chain))
         for name in chain:
             used[name] = used.get(name, 0) + 1
         problems.append(
             Problem(
-                id=f"{'-'.join(chain)}-{rows}x{cols}",
-                source=render(chain, rows, cols),
+                id=f"{'-'.join(chain)}-{rows}x{f'{inner}x' if inner else ''}{cols}",
+                source=render(chain, rows, cols, inner),
                 level=2,
-                name=f"{family}: {canonical(chain)}",
+                name=f"{family}: {' > '.join(chain)}",
                 origin="generator",
             )
         )

@@ -6,23 +6,36 @@ Runs in the driver; standard library only. The float versions decide, without to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 ELEMENTWISE, ROWWISE, REDUCTION, BINARY = "elementwise", "rowwise", "reduction", "binary"
+BROADCAST, MATMUL = "broadcast", "matmul"
+
+# Further arguments of forward that operators read, in the order of the signature, and what get_inputs draws for them.
+INPUTS = {
+    "y": "torch.randn(ROWS, COLS)",
+    "b": "torch.randn(COLS)",
+    "s": "torch.randn(ROWS, 1)",
+    "w": "torch.randn(INNER, COLS) / INNER**0.5",
+}
 
 
 @dataclass(frozen=True)
 class Operator:
     """`line`: its one line in a reference's forward, the same text wherever it stands.
 
-    `apply(x, y)`: [cols], [cols] -> [cols], or [1] for a reduction; y is the second input, which only binary ones read.
+    `apply(x, y)`: [cols], [cols] -> [cols], or [1] for a reduction; y stands for the further input, which only
+    operators with `other` read, the name of that argument (a key of INPUTS).
     """
 
     name: str
     kind: str
     line: str
     apply: Callable[[list[float], list[float]], list[float]]
+    other: str = ""
 
 
 def _sigmoid(a: float) -> float:
@@ -50,8 +63,19 @@ def _each(name: str, line: str, function: Callable[[float], float]) -> Operator:
     return Operator(name, ELEMENTWISE, line, lambda x, _: [function(a) for a in x])
 
 
-def _pair(name: str, line: str, function: Callable[[float, float], float]) -> Operator:
-    return Operator(name, BINARY, line, lambda x, y: [function(a, b) for a, b in zip(x, y)])
+def _pair(name: str, kind: str, other: str, line: str, function: Callable[[float, float], float]) -> Operator:
+    return Operator(name, kind, line, lambda x, y: [function(a, b) for a, b in zip(x, y)], other)
+
+
+@cache
+def _matrix(size: int) -> list[list[float]]:
+    """[size, size] normal numbers / sqrt(size), always the same."""
+    rng = random.Random(size)
+    return [[rng.gauss(0, 1) / math.sqrt(size) for _ in range(size)] for _ in range(size)]
+
+
+def _product(x: list[float], _: list[float]) -> list[float]:
+    return [sum(a * b for a, b in zip(x, column)) for column in _matrix(len(x))]
 
 
 _ALL = (
@@ -68,8 +92,12 @@ _ALL = (
     _each("double", "x = x * 2.0", lambda a: a * 2.0),
     _each("add_one", "x = x + 1.0", lambda a: a + 1.0),
     _each("sub_half", "x = x - 0.5", lambda a: a - 0.5),
-    _pair("add_y", "x = x + y", lambda a, b: a + b),
-    _pair("mul_y", "x = x * y", lambda a, b: a * b),
+    _pair("add_y", BINARY, "y", "x = x + y", lambda a, b: a + b),
+    _pair("mul_y", BINARY, "y", "x = x * y", lambda a, b: a * b),
+    _pair("add_b", BROADCAST, "b", "x = x + b", lambda a, b: a + b),
+    _pair("mul_b", BROADCAST, "b", "x = x * b", lambda a, b: a * b),
+    Operator("mul_s", BROADCAST, "x = x * s", lambda x, y: [a * y[0] for a in x], "s"),
+    Operator("matmul", MATMUL, "x = x @ w", _product, "w"),
     Operator("softmax", ROWWISE, "x = torch.softmax(x, dim=-1)", _softmax),
     Operator("layernorm", ROWWISE, "x = F.layer_norm(x, (x.shape[-1],))", _layernorm),
     Operator("rmsnorm", ROWWISE, "x = x * torch.rsqrt(torch.mean(x * x, dim=-1, keepdim=True) + 1e-6)", _rmsnorm),
@@ -79,6 +107,12 @@ _ALL = (
 )
 
 OPERATORS: dict[str, Operator] = {operator.name: operator for operator in _ALL}
+
+
+def others(chain: Sequence[str]) -> list[str]:
+    """The further arguments of a forward that holds these operators, in the order of its signature."""
+    read = {OPERATORS[name].other for name in chain}
+    return [name for name in INPUTS if name in read]
 
 
 def names(kind: str) -> list[str]:

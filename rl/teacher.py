@@ -15,7 +15,7 @@ import random
 import re
 
 from env.generator import Chain, chain_of
-from env.operators import OPERATORS, REDUCTION
+from env.operators import MATMUL, OPERATORS, REDUCTION
 from env.records import BLAMELESS_STATUSES, STATUSES
 from rl import teacher_templates as templates
 
@@ -29,6 +29,8 @@ IMPROVE: dict[str, dict[str, float]] = {
 }
 # Below this much of the time in own kernels, torch still does a part of the work.
 LAZY_BELOW = 0.95
+
+RESHAPING = (REDUCTION, MATMUL)
 
 _BLOCK = re.compile(r"^```python[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _REFERENCE = re.compile(r"^class Model\b", re.MULTILINE)
@@ -118,7 +120,7 @@ class ScriptedTeacher:
             sentence, write = rng.choice(_BROKEN)
             code = write(chain)
         elif kind == "wrong":
-            droppable = [number for number, name in enumerate(chain) if OPERATORS[name].kind != REDUCTION]
+            droppable = [number for number, name in enumerate(chain) if OPERATORS[name].kind not in RESHAPING]
             sentence, code = "One kernel, one pass.", templates.wrong(chain, rng.choice(droppable))
         elif kind == "lazy":
             sentence, code = "The first operator in Triton.", templates.lazy(chain)

@@ -7,7 +7,7 @@ from the same few lines: a model of a few million parameters has to learn this l
 from __future__ import annotations
 
 from env.generator import Chain
-from env.operators import BINARY, OPERATORS, REDUCTION, ROWWISE
+from env.operators import BROADCAST, MATMUL, OPERATORS, REDUCTION, ROWWISE, others
 
 # From an operator to its lines in a kernel. `mask` keeps what lies behind the end of a row out of sums and maxima.
 # tanh and gelu are written out: libdevice doesn't exist in Triton's interpreter.
@@ -25,8 +25,12 @@ KERNEL_LINES: dict[str, tuple[str, ...]] = {
     "double": ("v = v * 2.0",),
     "add_one": ("v = v + 1.0",),
     "sub_half": ("v = v - 0.5",),
-    "add_y": ("v = v + w",),
-    "mul_y": ("v = v * w",),
+    "add_y": ("v = v + y",),
+    "mul_y": ("v = v * y",),
+    "add_b": ("v = v + b",),
+    "mul_b": ("v = v * b",),
+    "mul_s": ("v = v * s",),
+    "matmul": ('v = tl.dot(a, w, input_precision="ieee")',),
     "softmax": (
         'v = tl.exp(v - tl.max(tl.where(mask, v, float("-inf")), axis=0))',
         "v = v / tl.sum(tl.where(mask, v, 0.0), axis=0)",
@@ -41,11 +45,20 @@ KERNEL_LINES: dict[str, tuple[str, ...]] = {
     "max": ('v = tl.max(tl.where(mask, v, float("-inf")), axis=0)',),
 }
 
+# How a kernel that sees one row, or a flat piece, loads the further inputs.
+OTHER_LOADS = {
+    "y": "y = tl.load(y_ptr + i, mask=mask, other=0.0)",
+    "b": "b = tl.load(b_ptr + c, mask=mask, other=0.0)",
+    "s": "s = tl.load(s_ptr + tl.program_id(0))",
+}
+
 IMPORTS = ["import torch", "import torch.nn.functional as F", "import triton", "import triton.language as tl"]
 FLAT_TUNED = ("1024", "4")
 FLAT_SLOW = ("256", "1")
 ROW_WARPS = "8"
 ROW_WARPS_SLOW = "2"
+TILE_TUNED = ("64", "4")
+TILE_SLOW = ("32", "1")
 
 
 def _has(chain: Chain, *kinds: str) -> bool:
@@ -54,25 +67,24 @@ def _has(chain: Chain, *kinds: str) -> bool:
 
 def needs_row(chain: Chain) -> bool:
     """True where one program must see a whole row; otherwise the tensor is cut flat."""
-    return _has(chain, ROWWISE, REDUCTION)
+    return _has(chain, ROWWISE, REDUCTION, BROADCAST)
 
 
 def kernel(name: str, part: Chain, row: bool) -> list[str]:
     """Definition of one kernel that computes `part` of a chain in a single pass."""
-    y = _has(part, BINARY)
+    if _has(part, MATMUL):
+        return _product_kernel(name, part)
+    more = others(part)
     length = "cols" if row else "n"
-    lines = ["@triton.jit", f"def {name}(x_ptr, {'y_ptr, ' if y else ''}out_ptr, {length}, BLOCK: tl.constexpr):"]
+    pointers = ", ".join(f"{argument}_ptr" for argument in ("x", *more, "out"))
+    lines = ["@triton.jit", f"def {name}({pointers}, {length}, BLOCK: tl.constexpr):"]
     if row:
         lines += ["    c = tl.arange(0, BLOCK)", "    i = tl.program_id(0) * cols + c", "    mask = c < cols"]
     else:
         lines += ["    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)", "    mask = i < n"]
     lines.append("    v = tl.load(x_ptr + i, mask=mask, other=0.0)")
-    if y:
-        lines.append("    w = tl.load(y_ptr + i, mask=mask, other=0.0)")
-    for operator in part:
-        # The reference's line as a comment: a reader sees what stands for what, and a small model learns to copy the
-        # reference's next line and then to translate it, which carries over to chains that it never saw.
-        lines += [f"    # {OPERATORS[operator].line}", *(f"    {line}" for line in KERNEL_LINES[operator])]
+    lines += [f"    {OTHER_LOADS[argument]}" for argument in more]
+    lines += _translated(part)
     if _has(part, REDUCTION):
         lines.append("    tl.store(out_ptr + tl.program_id(0), v)")
     else:
@@ -80,20 +92,50 @@ def kernel(name: str, part: Chain, row: bool) -> list[str]:
     return lines
 
 
+def _product_kernel(name: str, part: Chain) -> list[str]:
+    """A program makes one square tile of x @ w; the inner length is one block."""
+    return [
+        "@triton.jit",
+        f"def {name}(x_ptr, w_ptr, out_ptr, rows, cols, K: tl.constexpr, BLOCK: tl.constexpr):",
+        "    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]",
+        "    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]",
+        "    i = r * K + tl.arange(0, K)[None, :]",
+        "    a = tl.load(x_ptr + i, mask=r < rows, other=0.0)",
+        "    i = tl.arange(0, K)[:, None] * cols + c",
+        "    w = tl.load(w_ptr + i, mask=c < cols, other=0.0)",
+        *_translated(part),
+        "    tl.store(out_ptr + r * cols + c, v, mask=(r < rows) & (c < cols))",
+    ]
+
+
+def _translated(part: Chain) -> list[str]:
+    # The reference's line as a comment: a reader sees what stands for what, and a small model learns to copy the
+    # reference's next line and then to translate it, which carries over to chains that it never saw.
+    return [f"    {line}" for operator in part for line in (f"# {OPERATORS[operator].line}", *KERNEL_LINES[operator])]
+
+
 def launch(name: str, part: Chain, row: bool, source: str, target: str, slow: bool = False, block: str = "") -> str:
     """The one line of forward that launches a kernel made by `kernel` with the same name, part and cut."""
-    arguments = f"{source}, y, {target}" if _has(part, BINARY) else f"{source}, {target}"
+    arguments = ", ".join([source, *others(part), target])
+    if _has(part, MATMUL):
+        fixed, warps = TILE_SLOW if slow else TILE_TUNED
+        block = block or fixed
+        grid = f"(triton.cdiv(x.shape[0], {block}), triton.cdiv(w.shape[1], {block}))"
+        return f"{name}[{grid}]({arguments}, x.shape[0], w.shape[1], w.shape[0], BLOCK={block}, num_warps={warps})"
     if row:
         warps = ROW_WARPS_SLOW if slow else ROW_WARPS
         block = block or "triton.next_power_of_2(x.shape[1])"
         return f"{name}[(x.shape[0],)]({arguments}, x.shape[1], BLOCK={block}, num_warps={warps})"
     fixed, warps = FLAT_SLOW if slow else FLAT_TUNED
     block = block or fixed
-    return f"{name}[(triton.cdiv(x.numel(), {block}),)]({arguments}, x.numel(), BLOCK={block}, num_warps={warps})"
+    size = f"{source}.numel()"  # behind a product it isn't x's
+    return f"{name}[(triton.cdiv({size}, {block}),)]({arguments}, {size}, BLOCK={block}, num_warps={warps})"
 
 
 def allocate(target: str, part: Chain) -> str:
     """The line that makes room for what `part` stores."""
+    if _has(part, MATMUL):
+        return f"{target} = x.new_empty(x.shape[0], w.shape[1])"
     return f"{target} = x.new_empty(x.shape[0])" if _has(part, REDUCTION) else f"{target} = torch.empty_like(x)"
 
 
@@ -104,7 +146,7 @@ def torch_lines(part: Chain) -> list[str]:
 
 def module(chain: Chain, body: list[str]) -> list[str]:
     """class ModelNew with the given lines of forward. The reference has no parameters, so neither has this one."""
-    head = ["class ModelNew(torch.nn.Module):", f"    def forward(self, {'x, y' if _has(chain, BINARY) else 'x'}):"]
+    head = ["class ModelNew(torch.nn.Module):", f"    def forward(self, {', '.join(['x', *others(chain)])}):"]
     return head + [f"        {line}" for line in body]
 
 
@@ -125,7 +167,7 @@ def tuned(chain: Chain) -> str:
 
 
 def wrong(chain: Chain, dropped: int) -> str:
-    """The tuned kernel without the operator at index `dropped` (not a reduction: that would change the shape)."""
+    """The tuned kernel without the operator at index `dropped` (not one that changes the shape)."""
     return _single(chain, chain[:dropped] + chain[dropped + 1 :])
 
 
@@ -141,7 +183,7 @@ def fused(chain: Chain) -> str:
     first, second = chain[:1], chain[1:]
     row, then_row = needs_row(first), needs_row(second)
     body = [
-        "mid = torch.empty_like(x)",
+        allocate("mid", first),
         allocate("out", chain),
         launch("first", first, row, "x", "mid", slow=True),
         launch("second", second, then_row, "mid", "out", slow=True),

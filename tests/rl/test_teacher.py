@@ -19,11 +19,12 @@ from env.rules import Rules
 from rl.teacher import IMPROVE, KINDS, ScriptedTeacher, last_kind, reference_chain
 from rl.teacher_templates import KERNEL_LINES
 
-# About 20 s on two free cores: some 30 verdicts. The rest is room for a machine that others use, too.
-pytestmark = pytest.mark.budget(60)
+# About 30 s on two free cores: some 50 verdicts. The rest is room for a machine that others use, too.
+pytestmark = pytest.mark.budget(90)
 
 EVEN = {kind: 1.0 for kind in KINDS}
-FAMILIES = ("elementwise", "rowwise", "reduction", "two_input")
+FAMILIES = ("elementwise", "rowwise", "matmul", "reduction", "two_input", "broadcast")
+ALL_VARIANTS = FAMILIES[:3]  # a kernel that is cut flat, by rows and by tiles
 TWO_KERNELS = "status: correct\nspeedup: 1.50x\nprofiling ratio: 1.00\n- triton first x1: 50%\n- triton second x1: 50%"
 ONE_KERNEL = "status: correct\nspeedup: 3.00x\nprofiling ratio: 1.00\n- triton fused x1: 100%"
 HALF_TORCH = (
@@ -37,7 +38,7 @@ def _prompt(problem: Problem, feedback: str = "") -> str:
 
 def _problems() -> list[Problem]:
     """One problem of each family, with rows that are no power of two long, so that masks matter."""
-    pool = [p for p in generate("train", 32, 3, "cpu") if p.id.endswith(("x160", "x200"))]
+    pool = [p for p in generate("train", 40, 3, "cpu") if p.id.endswith(("x160", "x200"))]
     return [next(problem for problem in pool if problem.name.startswith(family)) for family in FAMILIES]
 
 
@@ -64,15 +65,13 @@ def _kind_of(answer: str) -> str:
 
 @pytest.fixture(scope="module")
 def verdicts() -> Iterator[dict[tuple[str, str], list[Verdict]]]:
-    """(kind, problem id) to verdicts; decoy and broken in all variants, on a flat and a row-wise problem."""
+    """(kind, problem id) to verdicts; decoy and broken in all variants on ALL_VARIANTS."""
     teacher = ScriptedTeacher()
     futures: dict[tuple[str, str], list] = {}
     with Pool("cpu", slots=2, seed=0, rules=Rules(trials=2)) as pool:
-        for number, problem in enumerate(_problems()):
+        for family, problem in zip(FAMILIES, _problems()):
             for kind in KINDS:
-                varied = kind in ("decoy", "broken")
-                if varied and number >= 2:
-                    continue
+                varied = kind in ("decoy", "broken") and family in ALL_VARIANTS
                 answers = {
                     teacher.answer(kind, chain_of(problem.source), random.Random(n)) for n in range(12 if varied else 1)
                 }
@@ -124,9 +123,9 @@ def test_answers_are_short_and_in_few_distinct_lines() -> None:
             assert block.startswith("```python\n") and block.endswith("\n```") and answer.count("```") == 2
             code = block.removeprefix("```python\n").removesuffix("\n```")
             assert extract_code(answer) == code + "\n"
-            assert len(code.split("\n")) <= 30, (kind, problem.id)
+            assert len(code.split("\n")) <= 33, (kind, problem.id)
             distinct.update([sentence, *code.split("\n")])
-    assert len(distinct) < 145  # one more an operator than kernels need: its comment
+    assert len(distinct) < 210  # one more an operator than kernels need: its comment
 
 
 def test_every_operator_has_kernel_lines_of_its_own() -> None:
