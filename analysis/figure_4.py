@@ -1,0 +1,69 @@
+"""Figure 4: advantages and turns. `python -m analysis.figure_4 --runs ROOT --out DIR`.
+
+Left: Fast@1 over steps. Right: Fast@1 over the turns of the last evaluation (of the last steps in training, where none
+was made).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from analysis import series
+from analysis.plots import MARKERS, Drawing, draw_metric, fast_metric, last_turn, legend, main, method, panels, styled
+from analysis.runs import RunData, Variant
+
+VARIANTS = {
+    "trloo": "TRLOO",
+    "grpo": "GRPO",
+    "single_turn": "single turn",
+    "gamma_0": "gamma = 0",
+    "no_hack_check": "no hacking check",
+}
+
+
+def last_value(run: RunData, name: str) -> float:
+    """The metric in the last line that has a number for it; NaN where none has."""
+    values = [row[name] for row in run.rows if isinstance(row.get(name), int | float)]
+    return float(values[-1]) if values else math.nan
+
+
+def over_turns(drawing: Drawing, axes, variants: list[Variant]) -> None:
+    """Fast@1 by turn at the end of the runs: mean over seeds with its interval."""
+    prefix = "eval/fast/1.0_turn" if last_turn(variants, "eval/fast/1.0_turn") else "fast/1.0_turn"
+    turns = np.arange(1, last_turn(variants, prefix) + 1)
+    title = "Fast@1 over turns, last evaluation" if prefix.startswith("eval") else "Fast@1 over turns, last step"
+    colours = axes.figure.axes[0].get_lines()
+    for index, variant in enumerate(variants):
+        values = np.array([[last_value(run, f"{prefix}{turn}") for turn in turns] for run in variant.runs])
+        found = series.band(turns, values.reshape(len(variant.runs), len(turns)))
+        colour = next((line.get_color() for line in colours if line.get_gid() == variant.key), None)
+        shift = 0.05 * (index - (len(variants) - 1) / 2)
+        half = np.nan_to_num(found.high - found.mean)
+        axes.errorbar(turns + shift, found.mean, yerr=half, color=colour, marker=MARKERS[index], lw=1.2, capsize=2)
+        for turn, *numbers, count in zip(turns, found.mean, found.low, found.high, found.count):
+            drawing.rows.append((title, variant.label, int(turn), *numbers, int(count)))
+    axes.set(title=title, xlabel="turn")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_ylim(bottom=0)
+
+
+@styled
+def draw(variants: list[Variant], window: int) -> Drawing:
+    """Two panels: over steps, over turns."""
+    figure, (steps, turns) = panels(2)
+    drawing = Drawing(figure)
+    name, words = fast_metric(variants, "1.0")
+    draw_metric(drawing, steps, variants, name, words, window, percent=True)
+    over_turns(drawing, turns, variants)
+    legend(figure)
+    drawing.caption = [f"Left: {words}, over steps. Right: by turn at the end of training.", method(window)]
+    return drawing
+
+
+if __name__ == "__main__":
+    sys.exit(main("figure_4", "Figure 4: TRLOO, GRPO, single turn, gamma = 0, no hacking check.", VARIANTS, draw))
