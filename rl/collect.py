@@ -1,151 +1,48 @@
 """Cold-start data: a teacher answers the training problems through the judge. `python -m rl.collect --run DIR`.
 
-Runs in the driver. The teacher is the script (rl/teacher.py) or a model behind a server (`collect.teacher`). Reads
-DIR/problems/train.jsonl and writes DIR/collect/trajectories.jsonl (texts and verdicts, no token ids), wall.jsonl, and
-DONE last. Run again, it goes on with the samples that are not in the file yet.
+Runs in the driver. The teacher is an engine of text: the script (rl/teacher.py) or a model behind a server
+(`collect.teacher`); nothing else differs. Reads DIR/problems/train.jsonl and writes below DIR/collect:
+
+| file | |
+| --- | --- |
+| asked.jsonl | all trajectories, texts and verdicts without token ids; it grows, and a killed run goes on with it |
+| answers.jsonl | a server's answers as they came, so that none is paid for twice |
+| trajectories.jsonl | those that `collect.keep` keeps: what SFT trains on |
+| messages.jsonl, .parquet | the same as tables for other trainers (rl/export.py) |
+| DONE | last |
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import asdict, dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-
-from tqdm import tqdm
 
 from env.pool import PoolError
 from env.problems import ProblemError, load_jsonl
-from env.records import Problem, Verdict
+from env.records import Problem
 from rl import checkpoint, seeding
-from rl.config import Config, ConfigError, load_run
+from rl.config import Config, ConfigError, Keep, load_run
 from rl.engines.base import Engine, EngineError, Sampling
+from rl.export import export
 from rl.plan import Plan
-from rl.prompts import TextChat, conversation_text
-from rl.records import Trajectory, Turn, append_trajectories, read_trajectories
-from rl.rewards import reward
+from rl.prompts import TextChat
+from rl.records import Trajectory
 from rl.rollout import Judge, evaluate_problems, make_pool, write_trajectories
 from rl.wording import Wording
 
-# Samples between the teacher and the judge at a time: enough to keep every slot busy, few to lose in a kill.
+# Samples between the teacher and the judge at a time: enough to keep every slot busy, few to judge again after a kill.
 IN_FLIGHT = 32
 
-# (conversation so far, the random generator that belongs to this turn) -> answer.
-Teacher = Callable[[str, random.Random], str]
 
+def collect(engine: Engine, judge: Judge, problems: Sequence[Problem], config: Config, folder: Path) -> None:
+    """Bring folder/asked.jsonl to `config.collect.trajectories` samples, in equal numbers a problem, then filter them
+    into folder/trajectories.jsonl and export those.
 
-@dataclass
-class _Sample:
-    """A sample in the making: its record, the user's last message, the answer to it and its verdict to come."""
-
-    problem: Problem
-    trajectory: Trajectory
-    message: str
-    answer: str = ""
-    future: Future[Verdict] | None = None
-
-
-def collect(teacher: Teacher, judge: Judge, problems: Sequence[Problem], config: Config, folder: Path) -> None:
-    """Bring folder/trajectories.jsonl to `config.collect.trajectories` samples, problem by problem in turn.
-
-    A sample whose judging failed by nobody's fault is dropped. While it grows, the file is in the order in which
-    samples were finished; at the end it is put in the order of samples. Raises RuntimeError where nothing could be
-    judged.
-    """
-    path = folder / "trajectories.jsonl"
-    wanted = [(problems[i % len(problems)], i // len(problems)) for i in range(config.collect.trajectories)]
-    kept = list(read_trajectories(path)) if path.is_file() else []
-    if kept:
-        write_trajectories(path, kept)  # a last line that a kill cut short goes, before more is appended
-    have = {(t.problem_id, t.sample_index) for t in kept}
-    missing = iter([(problem, index) for problem, index in wanted if (problem.id, index) not in have])
-    dropped = 0
-    with tqdm(total=len(wanted), initial=len(have), desc="cold start", unit="sample", mininterval=1.0) as bar:
-        for sample, seconds in _run(teacher, judge, missing, config):
-            bar.update()
-            if sample.trajectory.ended:
-                dropped += 1
-                continue
-            kept.append(sample.trajectory)
-            append_trajectories(path, [sample.trajectory])
-            _note_wall(folder / "wall.jsonl", len(kept), seconds)
-    if not kept:
-        last = sample.trajectory.turns[-1].verdict
-        raise RuntimeError(f"not one of {len(wanted)} samples could be judged; the last verdict: {last['message']}")
-    if dropped:
-        print(f"{dropped} of {len(wanted)} samples were dropped: they could not be judged", flush=True)
-    order = {(problem.id, index): place for place, (problem, index) in enumerate(wanted)}
-    write_trajectories(path, sorted(kept, key=lambda t: order[t.problem_id, t.sample_index]))
-
-
-def _run(
-    teacher: Teacher, judge: Judge, missing: Iterator[tuple[Problem, int]], config: Config
-) -> Iterator[tuple[_Sample, float]]:
-    """Yield (sample, seconds of judging) as samples are finished, IN_FLIGHT of them under way."""
-    wording = Wording.load(config.prompts)
-    flying: list[_Sample] = []
-    seconds: dict[int, float] = {}
-    while True:
-        while len(flying) < IN_FLIGHT and (new := next(missing, None)) is not None:
-            problem, index = new
-            sample = _Sample(problem, Trajectory(problem.id, index, []), wording.first_message(problem))
-            _ask(teacher, judge, sample, config)
-            flying.append(sample)
-        if not flying:
-            return
-        # Two samples with equal answers share a future, so samples are looked up by it and not the other way round.
-        wait([sample.future for sample in flying], return_when=FIRST_COMPLETED)
-        for sample in [s for s in flying if s.future.done()]:
-            verdict = sample.future.result()
-            seconds[id(sample)] = seconds.get(id(sample), 0.0) + verdict.cost.get("total_s", 0.0)
-            _note(sample, verdict, config)
-            if sample.trajectory.ended or len(sample.trajectory.turns) == config.collect.turns:
-                flying.remove(sample)
-                yield sample, seconds.pop(id(sample))
-            else:
-                sample.message = wording.next_message(verdict.feedback)
-                _ask(teacher, judge, sample, config)
-
-
-def _ask(teacher: Teacher, judge: Judge, sample: _Sample, config: Config) -> None:
-    trajectory = sample.trajectory
-    rng = seeding.rng(config.seed, "teacher", trajectory.problem_id, trajectory.sample_index, len(trajectory.turns))
-    sample.answer = teacher(conversation_text(trajectory, sample.message), rng)
-    sample.future = judge.submit(sample.problem, sample.answer, raw=True)
-
-
-def _note(sample: _Sample, verdict: Verdict, config: Config) -> None:
-    record = verdict.to_json()
-    del record["cost"]
-    value, parts = reward(record, config.reward)
-    sample.trajectory.turns.append(
-        Turn(
-            prompt_ids=[],
-            completion_ids=[],
-            logprobs=[],
-            policy_version=0,
-            finish_reason="stop",
-            prompt_text=sample.message,
-            completion_text=sample.answer,
-            verdict=record,
-            reward=value,
-            reward_parts=parts,
-        )
-    )
-    if verdict.blameless:
-        sample.trajectory.ended = "infra"
-
-
-def collect_from_server(
-    engine: Engine, judge: Judge, problems: Sequence[Problem], config: Config, folder: Path
-) -> None:
-    """The same with a strong model that `engine` asks: its samples go on side by side, each as its verdicts come in.
-
-    Resumed by groups of problems; what can't be judged is dropped. Raises RuntimeError where nothing could be judged.
+    A sample goes on as soon as its own verdict is in. Raises RuntimeError where nothing could be judged or kept.
     """
     wanted = config.collect.trajectories
     samples = -(-wanted // len(problems))
@@ -159,17 +56,47 @@ def collect_from_server(
         schedule="free",
     )
     asked = problems[: -(-wanted // samples)]
-    path = folder / "asked.jsonl"
-    found = evaluate_problems(engine, judge, TextChat(), asked, plan, path, "cold start")[:wanted]
-    kept = [trajectory for trajectory in found if trajectory.turns and trajectory.ended != "infra"]
+    path, at_once = folder / "asked.jsonl", max(1, IN_FLIGHT // samples)
+    found = evaluate_problems(engine, judge, TextChat(), asked, plan, path, "cold start", at_once)[:wanted]
+    judged = [trajectory for trajectory in found if trajectory.turns and not unjudged(trajectory)]
+    if not judged:
+        last = found[-1].turns[-1].verdict["message"] if found[-1].turns else "none"
+        raise RuntimeError(f"not one of {len(found)} samples could be judged; the last verdict: {last}; see {path}")
+    if len(judged) < len(found):
+        print(f"{len(found) - len(judged)} of {len(found)} samples were dropped: they could not be judged", flush=True)
+    kept = filtered(judged, config.collect.keep, config.seed)
     if not kept:
-        raise RuntimeError(f"not one of {len(found)} samples could be judged; see {path}")
+        raise RuntimeError(f"collect.keep leaves nothing of {len(judged)} samples; see {path}")
     write_trajectories(folder / "trajectories.jsonl", kept)
+    files = export(kept, folder / "messages")
+    counts = ", ".join(f"{status} {count}" for status, count in Counter(map(last_status, kept)).most_common())
+    print(f"cold start: {len(kept)} of {len(found)} kept ({counts}); {', '.join(map(str, files))}", flush=True)
 
 
-def _note_wall(path: Path, step: int, seconds: float) -> None:
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps({"step": step, "seconds/judge": round(seconds, 3)}) + "\n")
+def last_status(trajectory: Trajectory) -> str:
+    return trajectory.turns[-1].verdict["status"]
+
+
+def unjudged(trajectory: Trajectory) -> bool:
+    """True where a turn has no reward because the judge, not the answer, failed."""
+    return trajectory.ended == "infra" or any(turn.reward is None for turn in trajectory.turns)
+
+
+def filtered(trajectories: Iterable[Trajectory], keep: Keep, seed: int) -> list[Trajectory]:
+    """The share of trajectories that `keep` names for the status of their last turn, in their order; which ones is
+    drawn from the seed and each one's own name, so that other samples don't change it."""
+    found = list(trajectories)
+    classes: dict[str, list[int]] = defaultdict(list)
+    for place, trajectory in enumerate(found):
+        classes[last_status(trajectory)].append(place)
+    kept: list[int] = []
+    for status, places in classes.items():
+
+        def draw(place: int) -> float:
+            return seeding.uniform(seed, "keep", found[place].problem_id, found[place].sample_index)
+
+        kept += sorted(places, key=draw)[: round(asdict(keep)[status] * len(places))]
+    return [found[place] for place in sorted(kept)]
 
 
 def main(run: Path) -> None:
@@ -180,23 +107,21 @@ def main(run: Path) -> None:
         return
     config = load_run(run)
     problems = load_jsonl(run / "problems" / "train.jsonl")
+    engine = make_teacher(problems, config, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if config.collect.teacher == "server":
-        from rl.engines.openai import OpenAIEngine
-
-        engine = OpenAIEngine(config.server)
-        with make_pool(config) as pool:
-            collect_from_server(engine, pool, problems, config, folder)
-    else:
-        teacher = _script(problems, config)
-        with make_pool(config) as pool:
-            collect(teacher, pool, problems, config, folder)
+    with make_pool(config) as pool:
+        collect(engine, pool, problems, config, folder)
     checkpoint.mark_done(folder)
 
 
-def _script(problems: Sequence[Problem], config: Config) -> Teacher:
-    """The scripted teacher. Raises ConfigError for problems that it doesn't know, before any is judged."""
-    from rl.teacher import ScriptedTeacher, reference_chain
+def make_teacher(problems: Sequence[Problem], config: Config, folder: Path) -> Engine:
+    """The engine that `collect.teacher` names. Raises ConfigError for problems that the script doesn't know, before
+    any is judged."""
+    if config.collect.teacher == "server":
+        from rl.engines.journal import JournalEngine
+
+        return JournalEngine(config.server, folder / "answers.jsonl")
+    from rl.teacher import ScriptedEngine, reference_chain
 
     wording = Wording.load(config.prompts)
     for problem in problems:
@@ -207,8 +132,7 @@ def _script(problems: Sequence[Problem], config: Config) -> Teacher:
                 f"problem {problem.id}: {error}. The script knows the generator's problems only: set "
                 "problems.source=generator, or collect.teacher=server with server.url and server.model"
             ) from error
-    script, shares = ScriptedTeacher(), asdict(config.collect.shares)
-    return lambda text, rng: script.respond(text, rng, shares)
+    return ScriptedEngine(asdict(config.collect.shares))
 
 
 if __name__ == "__main__":

@@ -104,14 +104,29 @@ class Shares:
 
 
 @dataclass(frozen=True)
+class Keep:
+    """What share of the collected trajectories SFT trains on, by the status of their last turn. Those that could not be
+    judged are never kept."""
+
+    correct: float = ranged(1.0, low=0, high=1)
+    incorrect: float = ranged(1.0, low=0, high=1)
+    hack: float = ranged(1.0, low=0, high=1)
+    compile_error: float = ranged(1.0, low=0, high=1)
+    runtime_error: float = ranged(1.0, low=0, high=1)
+    timeout: float = ranged(1.0, low=0, high=1)
+    oom: float = ranged(1.0, low=0, high=1)
+
+
+@dataclass(frozen=True)
 class Collect:
     """Cold-start data: trajectories in which the teacher answers through the environment. `teacher`: the script that
-    knows the generator's problems, or the model behind `server`."""
+    knows the generator's problems, whose first answers have `shares`, or the model behind `server`."""
 
     teacher: Literal["script", "server"] = "script"
     trajectories: int = ranged(8000, low=1)
     turns: int = ranged(5, low=1)
     shares: Shares = field(default_factory=Shares)
+    keep: Keep = field(default_factory=Keep)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
 
 from env.generator import Chain, chain_of
 from env.operators import MATMUL, OPERATORS, REDUCTION
 from env.records import BLAMELESS_STATUSES, STATUSES
 from rl import teacher_templates as templates
+from rl.engines.base import Completion, EngineError, Request, Sampling, Source
 
 KINDS = ("decoy", "wrong", "broken", "lazy", "fused", "tuned")
 CORRECT_KINDS = ("lazy", "fused", "tuned")
@@ -81,6 +83,27 @@ def last_kind(prompt_text: str) -> str:
     if ratio is None or float(ratio.group(1)) < LAZY_BELOW:
         return "lazy"
     return "tuned" if len(_OWN_ROW.findall(feedback)) == 1 else "fused"
+
+
+class ScriptedEngine:
+    """The teacher as an engine of text: its draws come from each request's seed."""
+
+    takes = "messages"
+
+    def __init__(self, shares: dict[str, float]) -> None:
+        self.shares = shares
+        self._teacher = ScriptedTeacher()
+
+    def push(self, model: object) -> None:
+        raise EngineError("the script has no weights to change")
+
+    def stream(self, source: Source, sampling: Sampling) -> Iterator[tuple[Request, Completion]]:
+        """Requests and their answers, at once (rl/engines/base.py)."""
+        while requests := source.take(source.most, wait=True):
+            for request in requests:
+                said = "\n".join(message["content"] for message in request.prompt)
+                text = self._teacher.respond(said, random.Random(request.seed), self.shares)
+                yield request, Completion([], [], "stop", text=text)
 
 
 def _draw(weights: dict[str, float], rng: random.Random) -> str:

@@ -1,29 +1,50 @@
-"""Cold start: order, texts, resumption and dropped samples, with a fake judge and teacher."""
+"""Cold start: order, texts, resumption, filtering and export, with a fake judge and teacher."""
 
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
+from env.generator import generate
 from env.problems import write_jsonl
 from env.records import Problem, Verdict
-from rl.collect import collect, collect_from_server, main
-from rl.config import ConfigError, load_recipe
-from rl.engines.base import Completion
-from rl.records import read_trajectories
+from rl import collect as stage
+from rl import export
+from rl.collect import collect, filtered, main, make_teacher
+from rl.config import ConfigError, Keep, load_recipe
+from rl.engines import openai
+from rl.engines.base import Completion, EngineError, Sampling
+from rl.engines.base import generate as ask
+from rl.engines.journal import JournalEngine
+from rl.records import Trajectory, Turn, read_trajectories
+from rl.teacher import ScriptedEngine, ScriptedTeacher
 
-pytestmark = pytest.mark.budget(20)
+pytestmark = pytest.mark.budget(30)
 
 PROBLEMS = [Problem(f"p{i}", f"class Model:\n    number = {i}\n") for i in range(3)]
 CONFIG = load_recipe("mini-cpu", ["collect.trajectories=50", "collect.turns=2"])
 
 
-def teacher(text, rng):
+class Teacher:
     """Says what it was shown: how many messages, and a draw."""
-    return f"answer to {text.count('Improve it')} of {text.count('class Model')}, draw {rng.random():.6f}"
+
+    takes = "messages"
+
+    def __init__(self, same=False):
+        self.asked, self.same = 0, same
+
+    def stream(self, source, sampling):
+        while requests := source.take(5, wait=True):
+            for request in requests:
+                self.asked += 1
+                shown = [message["content"] for message in request.prompt]
+                text = "the same" if self.same else f"draw {request.seed % 99991} to {len(shown)}: {shown[-1][:24]}"
+                yield request, Completion([], [], "stop", text=text)
 
 
 class Judge:
@@ -32,6 +53,12 @@ class Judge:
     def __init__(self, kill_after=None, infra=lambda problem, response: False):
         self.threads, self.known = ThreadPoolExecutor(4), {}
         self.count, self.kill_after, self.infra = 0, kill_after, infra
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        return None
 
     def submit(self, problem, response, raw=True) -> Future:
         self.count += 1
@@ -47,82 +74,114 @@ class Judge:
         return Verdict(status, feedback=f"status: {status}", cost={"total_s": 0.1})
 
 
-def test_samples_take_problems_in_turn_and_see_the_conversation(tmp_path):
-    collect(teacher, Judge(), PROBLEMS, CONFIG, tmp_path)
-    found = list(read_trajectories(tmp_path / "trajectories.jsonl"))
-    assert [(t.problem_id, t.sample_index) for t in found] == [(f"p{i % 3}", i // 3) for i in range(50)]
+def collected(folder):
+    return list(read_trajectories(folder / "trajectories.jsonl"))
+
+
+def test_samples_are_spread_over_the_problems_and_see_the_conversation(tmp_path):
+    collect(Teacher(), Judge(), PROBLEMS, CONFIG, tmp_path)
+    found = collected(tmp_path)
+    assert [(t.problem_id, t.sample_index) for t in found] == [(f"p{i // 17}", i % 17) for i in range(50)]
     for trajectory in found:
         first, second = trajectory.turns
         assert "class Model" in first.prompt_text and second.prompt_text.startswith("status: incorrect")
-        assert first.completion_text.startswith("answer to 0 of 1,")
-        assert second.completion_text.startswith("answer to 1 of 1,")
-        assert first.reward == 0.0 and "cost" not in first.verdict
+        assert "to 1: Write a faster" in first.completion_text and "to 3: status: incorrect" in second.completion_text
+        assert first.reward == 0.0 and "cost" not in first.verdict and first.prompt_ids == first.logprobs == []
     assert len({turn.completion_text for t in found for turn in t.turns}) == 100  # a draw of its own each
+    assert (tmp_path / "asked.jsonl").read_text().count("\n") == 51  # equal numbers a problem; what is over is left
 
 
 def test_equal_runs_and_killed_runs_have_equal_bytes(tmp_path):
-    collect(teacher, Judge(), PROBLEMS, CONFIG, tmp_path / "whole")
-    whole = (tmp_path / "whole" / "trajectories.jsonl").read_bytes()
-    path = tmp_path / "killed" / "trajectories.jsonl"
+    names = ("asked.jsonl", "trajectories.jsonl", "messages.jsonl")
+    collect(Teacher(), Judge(), PROBLEMS, CONFIG, tmp_path / "whole")
+    whole = {name: (tmp_path / "whole" / name).read_bytes() for name in names}
+    path = tmp_path / "killed" / "asked.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        collect(teacher, Judge(kill_after=90), PROBLEMS, CONFIG, tmp_path / "killed")
+        collect(Teacher(), Judge(kill_after=90), PROBLEMS, CONFIG, tmp_path / "killed")
     kept = path.read_bytes()
-    assert 0 < len(kept) < len(whole)
-    path.write_bytes(kept + whole[:50])  # a kill in the middle of a line
-    resumed = Judge()
-    collect(teacher, resumed, PROBLEMS, CONFIG, tmp_path / "killed")
-    assert path.read_bytes() == whole and resumed.count == 100 - 2 * kept.count(b"\n")
+    assert 0 < len(kept) < len(whole["asked.jsonl"])
+    path.write_bytes(kept + whole["asked.jsonl"][:50])  # a kill in the middle of a line
+    resumed = Teacher()
+    collect(resumed, Judge(), PROBLEMS, CONFIG, tmp_path / "killed")
+    assert whole == {name: (tmp_path / "killed" / name).read_bytes() for name in names}
+    assert resumed.asked == 2 * (51 - kept.count(b"\n"))
 
 
 def test_equal_answers_are_each_their_own_sample(tmp_path):
-    collect(lambda text, rng: "the same", Judge(), PROBLEMS, CONFIG, tmp_path)
-    assert len(list(read_trajectories(tmp_path / "trajectories.jsonl"))) == 50
+    collect(Teacher(same=True), Judge(), PROBLEMS, CONFIG, tmp_path)
+    assert len(collected(tmp_path)) == 50
 
 
 def test_what_could_not_be_judged_is_left_out(tmp_path, capsys):
     judge = Judge(infra=lambda problem, response: problem.id == "p1")
-    collect(teacher, judge, PROBLEMS, CONFIG, tmp_path)
-    found = list(read_trajectories(tmp_path / "trajectories.jsonl"))
-    assert {t.problem_id for t in found} == {"p0", "p2"} and all(len(t.turns) == 2 for t in found)
+    collect(Teacher(), judge, PROBLEMS, CONFIG, tmp_path)
+    assert {t.problem_id for t in collected(tmp_path)} == {"p0", "p2"}
     assert "17 of 50 samples were dropped" in capsys.readouterr().out
+    late = Judge(infra=lambda problem, response: "to 3" in response and problem.id == "p0")  # in the last turn
+    collect(Teacher(), late, PROBLEMS, CONFIG, tmp_path / "late")
+    assert {t.problem_id for t in collected(tmp_path / "late")} == {"p1", "p2"}
 
 
-class Strong:
-    """A model behind a server: says what it was shown; requests come when samples are ready for them."""
-
-    takes = "messages"
-
-    def __init__(self):
-        self.asked = 0
-
-    def stream(self, source, sampling):
-        while requests := source.take(5, wait=True):
-            for request in requests:
-                self.asked += 1
-                shown = [message["content"] for message in request.prompt]
-                text = f"answer {request.seed % 997} to {len(shown)}: {shown[-1][:24]}"
-                yield request, Completion([], [], "stop", text=text)
+def test_a_judge_that_judges_nothing_is_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match="not one of 50"):
+        collect(Teacher(), Judge(infra=lambda problem, response: True), PROBLEMS, CONFIG, tmp_path)
 
 
-def test_a_model_behind_a_server_is_a_teacher_too(tmp_path):
-    config = replace(CONFIG, collect=replace(CONFIG.collect, trajectories=10))
-    engine = Strong()
-    collect_from_server(engine, Judge(), PROBLEMS, config, tmp_path)
-    found = list(read_trajectories(tmp_path / "trajectories.jsonl"))
-    assert [t.problem_id for t in found] == ["p0"] * 4 + ["p1"] * 4 + ["p2"] * 2
-    for trajectory in found:
-        first, second = trajectory.turns
-        assert "to 1: Write a faster" in first.completion_text and "to 3: status: incorrect" in second.completion_text
-        assert second.prompt_text.startswith("status: incorrect") and first.prompt_ids == first.logprobs == []
-    again = Strong()
-    collect_from_server(again, Judge(), PROBLEMS, config, tmp_path)  # all there: nothing is asked
-    assert engine.asked == 12 * 2 and again.asked == 0
-    judge = Judge(infra=lambda problem, response: problem.id != "p1")
-    collect_from_server(Strong(), judge, PROBLEMS, config, tmp_path / "broken")
-    assert {t.problem_id for t in read_trajectories(tmp_path / "broken" / "trajectories.jsonl")} == {"p1"}
-    with pytest.raises(RuntimeError, match="not one of 10"):
-        judge = Judge(infra=lambda problem, response: True)
-        collect_from_server(Strong(), judge, PROBLEMS, config, tmp_path / "nothing")
+# Filtering and export ------------------------------------------------------------------------------------------------
+
+
+def some(count: int) -> list[Trajectory]:
+    """`count` trajectories whose last turns are in turn hack, correct and incorrect."""
+    statuses = ("hack", "correct", "incorrect")
+    return [
+        Trajectory(f"p{i}", 0, [Turn([], [], [], 0, "stop", "ask", "say", {"status": statuses[i % 3]}, 0.0)])
+        for i in range(count)
+    ]
+
+
+def test_shares_are_kept_by_the_last_status():
+    found = some(300)
+    kept = filtered(found, Keep(hack=0.25, incorrect=0.0), seed=1)
+    assert Counter(t.turns[-1].verdict["status"] for t in kept) == {"correct": 100, "hack": 25}
+    assert kept == sorted(kept, key=found.index) == filtered(found, Keep(hack=0.25, incorrect=0.0), seed=1)
+    assert kept != filtered(found, Keep(hack=0.25, incorrect=0.0), seed=2)
+    assert filtered(found, Keep(), seed=1) == found
+
+
+def test_shares_reach_what_sft_reads(tmp_path):
+    config = replace(CONFIG, collect=replace(CONFIG.collect, keep=Keep(incorrect=0.5)))
+    collect(Teacher(), Judge(), PROBLEMS, config, tmp_path)
+    assert len(collected(tmp_path)) == 25
+    nothing = replace(CONFIG, collect=replace(CONFIG.collect, keep=Keep(incorrect=0.0)))
+    with pytest.raises(RuntimeError, match=r"collect\.keep leaves nothing of 50"):
+        collect(Teacher(), Judge(), PROBLEMS, nothing, tmp_path)
+
+
+def test_tables_hold_the_conversations(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    trajectories = some(4)
+    trajectories[0].turns[0].completion_text = "half a pair: \ud83d"
+    lines, table = export.export(trajectories, tmp_path / "out")
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert rows == parquet.read_table(table).to_pylist()
+    assert rows[1]["messages"] == [{"role": "user", "content": "ask"}, {"role": "assistant", "content": "say"}]
+    assert [row["status"] for row in rows] == [["hack"], ["correct"], ["incorrect"], ["hack"]]
+    assert rows[0]["speedup"] == [None] and rows[0]["reward"] == [0.0]
+
+
+# Teachers ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_script_answers_as_an_engine(tmp_path):
+    problems = generate("train", 3, 0, "cpu")
+    shares = {"tuned": 1.0}
+    prompts = [[{"role": "user", "content": f"```python\n{p.source}```"}] for p in problems]
+    texts = [c.text for c in ask(ScriptedEngine(shares), prompts, Sampling(10), [5, 6, 7])]
+    teacher = ScriptedTeacher()
+    said = [prompt[0]["content"] for prompt in prompts]
+    assert texts == [teacher.respond(text, random.Random(n), shares) for text, n in zip(said, [5, 6, 7])]
+    with pytest.raises(EngineError, match="no weights"):
+        ScriptedEngine(shares).push(None)
 
 
 def test_the_script_refuses_problems_that_it_does_not_know(tmp_path):
@@ -131,10 +190,33 @@ def test_the_script_refuses_problems_that_it_does_not_know(tmp_path):
         tmp_path / "problems" / "train.jsonl")  # fmt: skip
     with pytest.raises(ConfigError, match=r"problem foreign.*collect.teacher=server"):
         main(tmp_path)
-    assert not (tmp_path / "collect" / "trajectories.jsonl").exists()
+    assert not (tmp_path / "collect" / "asked.jsonl").exists()
 
 
-def test_a_judge_that_judges_nothing_is_an_error(tmp_path):
-    config = replace(CONFIG, collect=replace(CONFIG.collect, trajectories=4))
-    with pytest.raises(RuntimeError, match="not one of 4"):
-        collect(teacher, Judge(infra=lambda problem, response: True), PROBLEMS, config, tmp_path)
+def test_a_server_is_asked_once_for_each_answer(tmp_path, monkeypatch):
+    asked = []
+
+    def answer(self, request, sampling):
+        asked.append(request.seed)
+        if len(asked) == 5:
+            raise EngineError("the server is gone")
+        return Completion([], [], "stop", text=f"answer {request.seed % 997} ü")
+
+    monkeypatch.setattr(openai.OpenAIEngine, "_ask", answer)
+    server = ["collect.teacher=server", "server.url=http://x/v1", "server.model=m", "server.parallel=2"]
+    config = load_recipe("mini-cpu", [*server, "collect.trajectories=6", "collect.turns=2"])
+    monkeypatch.setattr(stage, "make_pool", lambda config: Judge())
+    (tmp_path / "config.json").write_text(json.dumps(config.to_json()))
+    write_jsonl(PROBLEMS, tmp_path / "problems" / "train.jsonl")
+    with pytest.raises(EngineError, match="gone"):
+        main(tmp_path)
+    path = tmp_path / "collect" / "answers.jsonl"
+    before = path.read_bytes()
+    assert 3 <= before.count(b"\n") <= 5
+    path.write_bytes(before + b'{"key": "cut sho')
+    main(tmp_path)
+    assert len(asked) <= 6 * 2 + 2  # the one that failed, and one beside it
+    assert path.read_bytes().startswith(before) and path.read_bytes().count(b"\n") == 12
+    assert len(collected(tmp_path / "collect")) == 6 and (tmp_path / "collect" / "DONE").exists()
+    again = make_teacher(PROBLEMS, config, tmp_path / "collect")
+    assert isinstance(again, JournalEngine) and len(again._known) == 12
