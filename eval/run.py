@@ -1,0 +1,340 @@
+"""Evaluate a model on a problem set: `python -m eval.run --model M --problems P --out DIR`. Runs in the driver.
+
+Writes DIR/settings.json (all settings, resolved), versions.json, problems.jsonl, trajectories.jsonl, summary.json and
+DONE; with --reference both also *.compile.*; with --best-of N also parallel.jsonl; wall-clock apart in wall.jsonl and
+seconds.json. The same command goes on after a kill, and on the CPU ends in the same bytes.
+
+Sampling and judging overlap: with a server, and on several GPUs (the first samples, the others judge), a sample goes on
+as soon as its own verdict is in; on one GPU, where decoding would be in every measured time, they take turns; on the
+CPU an answer is judged while the others are still being written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from env.files import write_atomic
+from env.pool import CPU_LANES, GPU_LANES, Pool, PoolError, visible_gpus
+from env.problems import ProblemError, load, write_jsonl
+from env.records import Problem
+from eval import cost, policies, scores
+from eval.context import ContextChat
+from eval.rejudge import rejudge
+from eval.settings import REFERENCES, SCALINGS, RunError, Settings, check_references, claim, problem_identity
+from eval.settings import resolve_config as resolve
+from eval.watch import Watch, WatchedEngine, WatchedJudge
+from rl import seeding
+from rl.checkpoint import CheckpointError, mark_done
+from rl.config import Config, ConfigError
+from rl.engines.base import Engine, EngineError
+from rl.plan import Plan, evaluation_plan
+from rl.prompts import Chat, TextChat
+from rl.records import Trajectory, read_trajectories
+from rl.rollout import evaluate_problems, make_pool
+
+SHIPPED_LIST = Path(__file__).parent / "data" / "kernelbench_degenerate.json"
+CPU_VERDICT_S, GPU_VERDICT_S = 0.4, 4.0
+
+
+def evaluate(settings: Settings, problems: list[Problem], engine: Engine, chat: Chat | TextChat, folder: Path) -> dict:
+    """Sample and judge what `folder` lacks, summarise, write; returns the summary under the first reference."""
+    config = Config.from_json(settings.config)
+    plan = _plan(config, engine, chat)
+    longest = plan.turns
+    if settings.scaling == "context":
+        room = plan.min_new_tokens or plan.sampling.max_new_tokens
+        chat = ContextChat(chat, settings.keep, plan.sampling.context - room if plan.sampling.context else 0)
+    _refuse_too_small(chat, plan, problems)
+    total = len(problems) * (plan.samples * longest + settings.best_of)
+    done = [path for path in (folder / "trajectories.jsonl", folder / "parallel.jsonl") if path.is_file()]
+    before = sum(len(trajectory.turns) for path in done for trajectory in read_trajectories(path))
+    with contextlib.ExitStack() as stack:
+        judge = stack.enter_context(make_pool(_with_reference(config, settings.references[0])))
+        write_versions(folder / "versions.json", judge)
+        watch = stack.enter_context(Watch(folder / "wall.jsonl", total, before, "evaluation"))
+        engine, watched = WatchedEngine(engine, watch), WatchedJudge(judge, watch)
+        at_once = settings.problems_at_once
+        trajectories = evaluate_problems(
+            engine, watched, chat, problems, plan, folder / "trajectories.jsonl", "sampling", at_once
+        )
+        if settings.best_of:
+            single = replace(plan, samples=settings.best_of, turns=1)
+            evaluate_problems(engine, watched, chat, problems, single, folder / "parallel.jsonl", "best-of", at_once)
+    write_summary(folder / "summary.json", trajectories, plan, problems, settings)
+    for reference in settings.references[1:]:
+        second = _judged_again(trajectories, problems, config, reference, folder)
+        write_summary(folder / f"summary.{reference}.json", second, plan, problems, settings)
+    seconds = cost.seconds_by_turn(trajectories, plan.turns, folder / "wall.jsonl")
+    write_json(folder / "seconds.json", seconds)
+    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+
+
+def _plan(config: Config, engine: Engine, chat: Chat | TextChat) -> Plan:
+    plan = evaluation_plan(config, chat.stop_ids, config.eval.samples)
+    if engine.takes == "messages":  # sampled elsewhere: nothing disturbs the judge
+        return replace(plan, schedule="free", sampling=replace(plan.sampling, context=0))
+    return plan
+
+
+def _judged_again(
+    trajectories: list[Trajectory], problems: list[Problem], config: Config, reference: str, folder: Path
+) -> list[Trajectory]:
+    turns = sum(len(trajectory.turns) for trajectory in trajectories)
+    by_id = {problem.id: problem for problem in problems}
+    path = folder / f"trajectories.{reference}.jsonl"
+    before = sum(len(t.turns) for t in read_trajectories(path)) if path.is_file() else 0
+    with (
+        make_pool(_with_reference(config, reference)) as judge,
+        Watch(folder / f"wall.{reference}.jsonl", turns, before, f"{reference} reference") as watch,
+    ):
+        return rejudge(trajectories, by_id, WatchedJudge(judge, watch), config.reward, path)
+
+
+def write_summary(
+    path: Path, trajectories: list[Trajectory], plan: Plan, problems: list[Problem], settings: Settings
+) -> None:
+    """summary.json: scores with and without degenerate problems, cost by turn, what could not be judged and why."""
+    degenerate, stale = [], []
+    if settings.degenerate:
+        degenerate, stale = scores.listed(scores.read_list(Path(settings.degenerate)), problems)
+    summary = scores.score(trajectories, plan.samples, plan.turns, plan.seed % 2**32, degenerate)
+    summary["stale_in_list"] = stale
+    summary["cost"] = cost.by_turn(trajectories, plan.turns)
+    summary["not_judged"] = {
+        trajectory.problem_id: turn.verdict["message"][:300]
+        for trajectory in trajectories
+        for turn in trajectory.turns
+        if turn.verdict["status"] == "problem_error"
+    }
+    write_json(path, summary)
+
+
+def write_json(path: Path, data: Any) -> None:
+    write_atomic(path, json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+def write_versions(path: Path, judge: Pool) -> None:
+    """With what the verdicts are reached; kept from the first start, a later one that differs is noted beside it."""
+    now = {
+        **judge.info["versions"],
+        "device": judge.info["device"],
+        "rules": judge.rules.describe(),
+        "transformers": metadata.version("transformers"),
+        "platform": platform.platform(),
+    }
+    if not path.exists():
+        write_json(path, now)
+    elif json.loads(path.read_text(encoding="utf-8")) != now:
+        print("eval.run: begun with other versions (versions.json); numbers may not be comparable", flush=True)
+        write_json(path.with_name("versions.resumed.json"), now)
+
+
+def _with_reference(config: Config, reference: str) -> Config:
+    return replace(config, env=replace(config.env, reference=reference))
+
+
+def _refuse_too_small(chat: Chat | TextChat | ContextChat, plan: Plan, problems: list[Problem]) -> None:
+    """Raises RunError where no problem's first prompt leaves room for an answer; says how many don't."""
+    if not plan.sampling.context:
+        return
+    room = plan.sampling.context - (plan.min_new_tokens or plan.sampling.max_new_tokens)
+    lengths = [chat.length(chat.first_prompt(plan.wording.first_message(problem))) for problem in problems]
+    too_long = sum(length > room for length in lengths)
+    if too_long == len(problems):
+        raise RunError(
+            f"no problem fits: the shortest first prompt has {min(lengths)} tokens, and a context of "
+            f"{plan.sampling.context} leaves {room} beside an answer. Lower rollout.max_new_tokens "
+            f"({plan.sampling.max_new_tokens}), or set rollout.min_new_tokens to what an answer needs at least"
+        )
+    if too_long:
+        print(f"eval.run: {too_long} of {len(problems)} problems don't fit into the context and count as failed")
+
+
+# The command ---------------------------------------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="eval.run", description="Evaluate a model on a set of problems.")
+    made.add_argument("--model", required=True, help="model folder, run or checkpoint of ours, http://…/v1, or teacher")
+    made.add_argument("--name", default="", help="which model to ask a server for")
+    made.add_argument("--problems", required=True, help="folder, .parquet, .jsonl, .py or generator:heldout:24")
+    made.add_argument("--out", type=Path, required=True, help="folder of this evaluation")
+    made.add_argument("--samples", type=int, help="a problem (default: the config's, 8)")
+    made.add_argument("--turns", type=int, help="a sample (default: the config's, 3)")
+    made.add_argument("--limit", type=int, default=0, help="only the first so many problems")
+    made.add_argument(
+        "--scaling", choices=SCALINGS, default="vanilla", help="what later turns are shown of earlier ones"
+    )
+    made.add_argument("--keep", type=int, default=4, help="context: how many of the best turns")
+    made.add_argument("--best-of", type=int, default=0, help="beside: so many one-turn samples a problem")
+    made.add_argument("--reference", choices=(*REFERENCES, "both"), default="eager")
+    made.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where a GPU is visible")
+    made.add_argument("--degenerate", type=Path, help="list of degenerate problems (default: the shipped one)")
+    made.add_argument("--recipe", help="take sampling, wording and rules from this recipe")
+    made.add_argument("--set", action="append", default=[], metavar="A.B=C", help="one setting (rl/config.py)")
+    made.add_argument(
+        "--plan",
+        nargs="?",
+        const="",
+        metavar="SECONDS|FOLDER",
+        help="only say how long judging will take, at so many seconds a verdict, or as measured in an earlier folder",
+    )
+    made.add_argument("--evaluators", type=int, default=0, help="for --plan: how many (default: those here)")
+    return made
+
+
+def settings_of(args: argparse.Namespace) -> tuple[Settings, policies.Policy, list[Problem]]:
+    """What the options ask for. Raises RunError, ConfigError or ProblemError naming what is wrong."""
+    for name, least in (("samples", 1), ("turns", 1), ("keep", 1), ("best_of", 0), ("limit", 0), ("evaluators", 0)):
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise RunError(f"--{name.replace('_', '-')} {value}: at least {least}")
+    gpus = visible_gpus()
+    device = args.device or ("cuda" if gpus else "cpu")
+    references = REFERENCES if args.reference == "both" else (args.reference,)
+    check_references(references, device)
+    policy = policies.find(args.model, args.name)
+    changes = [f"device={device}"]
+    if device == "cpu":
+        changes += ["problems.size=cpu", "train.autocast=false", "train.compile=false"]
+    changes += [f"eval.{name}={getattr(args, name)}" for name in ("samples", "turns") if getattr(args, name)]
+    if policy.kind == "server":
+        changes += [f"server.url={json.dumps(policy.path)}", f"server.model={json.dumps(policy.name)}"]
+    if device == "cuda" and len(gpus) > 1 and policy.kind in ("folder", "checkpoint"):
+        changes.append("env.placement=apart")
+    limit = policies.context_limit(policy)
+    config = resolve(args.recipe or policy.config, changes, args.set)
+    if limit is not None and config.model.context > limit:
+        config = resolve(args.recipe or policy.config, [*changes, f"model.context={limit}"], args.set)
+    problems = load(args.problems)
+    problems = problems[: args.limit] if args.limit else problems
+    identity = problem_identity(args.problems, problems)
+    named = args.degenerate or (SHIPPED_LIST if SHIPPED_LIST.is_file() else None)
+    if named is not None:
+        scores.read_list(named)
+    settings = Settings(
+        model=policy.identity(),
+        problems=identity,
+        references=references,
+        scaling=args.scaling,
+        keep=args.keep,
+        best_of=args.best_of,
+        problems_at_once=8,
+        degenerate=str(named or ""),
+        config=config.to_json(),
+    )
+    return settings, policy, problems
+
+
+def main(args: argparse.Namespace) -> None:
+    settings, policy, problems = settings_of(args)
+    config = Config.from_json(settings.config)
+    if args.plan is not None:
+        print(planned(args, settings, len(problems)))
+        return
+    with _alone(args.out):
+        claim(args.out, settings)
+        if (args.out / "DONE").exists():
+            print(f"{args.out}: done before")
+            summary = json.loads((args.out / "summary.json").read_text(encoding="utf-8"))
+        else:
+            write_jsonl(problems, args.out / "problems.jsonl")
+            seeding.seed_everything(config.seed)
+            engine, chat = policies.open_policy(policy, config)
+            summary = evaluate(settings, problems, engine, chat, args.out)
+            mark_done(args.out)
+    print(describe(summary))
+
+
+def planned(args: argparse.Namespace, settings: Settings, problems: int) -> str:
+    """The arithmetic of --plan."""
+    cuda = settings.config["device"] == "cuda"
+    if not args.plan:
+        seconds = GPU_VERDICT_S if cuda else CPU_VERDICT_S
+        source = "as measured on one H200" if cuda else "as measured on a CPU core"
+        lanes = 1 if cuda else CPU_LANES
+        source += ", one at a time: the least favourable case" if cuda else ""
+    elif (Path(args.plan) / "wall.jsonl").is_file():
+        seconds, source = cost.measured_verdict(Path(args.plan) / "wall.jsonl")
+        lanes = GPU_LANES if cuda else CPU_LANES  # measured with as many beside
+    else:
+        try:
+            seconds, source, lanes = float(args.plan), "as given", 1
+        except ValueError:
+            raise RunError(f"--plan {args.plan}: neither seconds nor an evaluation's folder with wall.jsonl") from None
+    evaluators = args.evaluators or len(visible_gpus()) or 1
+    answers = len(settings.references)
+    text = cost.plan(
+        problems,
+        settings.config["eval"]["samples"] * answers,
+        settings.config["eval"]["turns"],
+        seconds,
+        evaluators,
+        lanes,
+        source,
+        settings.best_of,
+    )[1]
+    return text
+
+
+def describe(summary: dict[str, Any]) -> str:
+    """A few lines for the console."""
+
+    def share(interval: dict[str, Any]) -> str:
+        value = interval["value"]
+        return "not measured" if value is None else f"{value:6.1%} [{interval['low']:.1%}, {interval['high']:.1%}]"
+
+    last = f"turn{summary['turns']}"
+    lines = [f"{summary['problems']} problems x {summary['samples']} samples x {summary['turns']} turns"]
+    for p, by_turn in summary["fast"].items():
+        tied = summary["ties"][p][last]["tied"]
+        ties = f", {tied} tied" if tied else ""
+        lines.append(f"  Fast@{p}: last turn {share(by_turn[last])}{ties}, best of history {share(by_turn['best'])}")
+    lines.append(f"  hack ratio {share(summary['hack_ratio'])}")
+    if summary["degenerate"]:
+        rest = summary["without_degenerate"]
+        value = share(rest["fast"]["1.0"][last]) if rest else "none is left"
+        lines.append(f"  without {len(summary['degenerate'])} degenerate problems: Fast@1.0 {value}")
+    if excluded := {name: count for name, count in summary["excluded"].items() if count}:
+        lines.append(f"  not counted: {', '.join(f'{count} {name}' for name, count in excluded.items())}")
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else may write there meanwhile. Raises RunError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"{folder} is in use by another evaluation; wait for it, or use another --out") from None
+        yield
+
+
+if __name__ == "__main__":
+    try:
+        main(parser().parse_args())
+    except KeyboardInterrupt:
+        sys.exit("eval.run: stopped; the same command goes on from here")
+    except (
+        RunError,
+        ConfigError,
+        EngineError,
+        CheckpointError,
+        FileNotFoundError,
+        PoolError,
+        ProblemError,
+        ValueError,
+    ) as error:
+        sys.exit(f"eval.run: {error}")
