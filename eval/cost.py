@@ -25,9 +25,11 @@ def by_turn(trajectories: Sequence[Trajectory], turns: int) -> dict[str, dict[st
     table = {}
     for last in range(1, turns + 1):
         rows = [turn for trajectory in trajectories for turn in trajectory.turns[:last]]
+        asked, new = sum(len(turn.prompt_ids) for turn in rows), sum(len(turn.completion_ids) for turn in rows)
         table[f"turn{last}"] = {
-            "prompt_tokens": sum(len(turn.prompt_ids) for turn in rows) / count if known else None,
-            "new_tokens": sum(len(turn.completion_ids) for turn in rows) / count if known else None,
+            "prompt_tokens": asked / count if known else None,
+            "new_tokens": new / count if known else None,
+            "all_tokens": (asked + new) / count if known else None,
             "new_characters": sum(len(turn.completion_text) for turn in rows) / count,
             "verdicts": sum(turn.verdict is not None for turn in rows) / count,
         }

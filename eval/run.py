@@ -23,14 +23,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from env.files import write_atomic
 from env.pool import CPU_LANES, GPU_LANES, Pool, PoolError, visible_gpus
 from env.problems import ProblemError, load, write_jsonl
 from env.records import Problem
 from eval import cost, policies, scores
 from eval.context import ContextChat
 from eval.rejudge import rejudge
-from eval.settings import REFERENCES, SCALINGS, RunError, Settings, check_references, claim, problem_identity
+from eval.settings import (
+    REFERENCES,
+    SCALINGS,
+    RunError,
+    Settings,
+    check_references,
+    claim,
+    problem_identity,
+    write_json,
+)
 from eval.settings import resolve_config as resolve
 from eval.watch import Watch, WatchedEngine, WatchedJudge
 from rl import seeding
@@ -117,10 +125,6 @@ def write_summary(
         if turn.verdict["status"] == "problem_error"
     }
     write_json(path, summary)
-
-
-def write_json(path: Path, data: Any) -> None:
-    write_atomic(path, json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
 
 def write_versions(path: Path, judge: Pool) -> None:

@@ -100,7 +100,7 @@ def claim(folder: Path, settings: Settings) -> None:
             raise RunError(
                 f"{folder} holds trajectories but no {SETTINGS}: not begun here; use another --out"
             ) from None
-        write_atomic(path, json.dumps(present, indent=1, sort_keys=True) + "\n")
+        write_json(path, present)
         return
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: can't be read ({error}); restore it, or use another --out") from error
@@ -125,6 +125,11 @@ def _what_counts(settings: dict[str, Any]) -> dict[str, Any]:
         config.get("server", {}).pop(name, None)
     config.get("env", {}).pop("slots", None)
     return kept
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Atomically, keys sorted, numbers only that JSON has."""
+    write_atomic(path, json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
 
 def read(folder: Path) -> dict[str, Any]:
