@@ -91,6 +91,8 @@ def _blame(error: BaseException, loading: bool, path: str) -> dict[str, Any]:
     if isinstance(error, tensors.LayoutError):
         return {"ok": False, "kind": "incorrect", "message": f"forward() returns {error}", "lines": []}
     for link in chain:
+        if isinstance(link, SyntaxError):
+            break  # whatever the parser ran into
         if isinstance(link, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in _words(link)[:300]:
             kind = "oom"
         elif type(link).__module__.startswith("triton.compiler"):
@@ -174,7 +176,11 @@ class Runner:
         spec = importlib.util.spec_from_file_location(request["module"], self.path)
         module = importlib.util.module_from_spec(spec)
         sys.modules[request["module"]] = module
-        spec.loader.exec_module(module)
+        try:
+            code = compile(request["source"], self.path, "exec", dont_inherit=True)
+        except (MemoryError, RecursionError) as error:
+            raise SyntaxError("nested too deep for Python's parser") from error
+        exec(code, module.__dict__)
         self.module = module
         if not isinstance(getattr(module, request["class"], None), type):
             if not hasattr(module, request["class"]):

@@ -65,6 +65,7 @@ def test_call_takes_the_answers_to_earlier_posts_first(worker):
         ("raise KeyboardInterrupt\n", "compile_error", "KeyboardInterrupt"),
         ("import no_such_module_anywhere\n", "compile_error", "ModuleNotFoundError"),
         ("class M(:\n", "compile_error", "SyntaxError"),
+        ("x = " + "-" * 20_000 + "1\n", "compile_error", "SyntaxError: nested too deep"),
         ("x = bytearray(1 << 45)\n", "oom", "MemoryError"),
         ("def f():\n    f()\nf()\n", "compile_error", "RecursionError"),
         ("raise RuntimeError(open(__file__).name)\n", "compile_error", "RuntimeError: m.py"),
