@@ -76,7 +76,6 @@ class Session:
     def load(self, source: str, name: str, module: str, knockout: bool = False, watch: str = "") -> None:
         """Execute a source as a module. watch: name of the reference's class to lay baits under (`env.watch`)."""
         request = {"source": source, "path": f"{self.worker.scratch}/{module}.py", "module": module, "class": name}
-        self.worker.foreign = True
         self.seen, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             reply = self.ask("load", self.compile_timeout_s, (theirs,), knockout=knockout, watch=watch, **request)

@@ -282,6 +282,7 @@ class Worker:
 
     def post(self, op: str, fds: tuple[int, ...] = (), **request: Any) -> None:
         """Ask without waiting: `collect` later takes the answer."""
+        self.foreign = self.foreign or op == "load"
         try:
             self.wire.send({"op": op, **request}, fds)
         except (WireError, WireTimeout) as error:
