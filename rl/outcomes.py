@@ -42,6 +42,11 @@ def fast_at(trajectory: Trajectory, p: float, turn: int) -> bool | None:
 
 
 def best_fast(trajectory: Trajectory, p: float, turn: int) -> bool | None:
-    """Whether the sample was fast at any of its first `turn` turns; None if none of them counts."""
+    """Whether the sample was fast at any of its first `turn` turns; None if none of them counts.
+
+    One that never got to answer (its first prompt left no room) counts as not fast, as in `fast_at`.
+    """
+    if not trajectory.turns:
+        return False
     rows = [row for row in trajectory.turns[:turn] if is_judged(row)]
     return any(is_fast(row, p) for row in rows) if rows else None
