@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Table 1: Fast@p by problem set against the eager reference: cold start, TRLOO, the whole method.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+need trloo mrs_pr_prs
+need_eval trloo trloo --turns 3 --samples 8
+need_eval mrs_pr_prs mrs_pr_prs --turns 3 --samples 8
+draw table_1
+run_all
