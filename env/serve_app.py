@@ -70,12 +70,12 @@ def make_app(front: Front, rules: Rules, token: str, rates: Rates, max_body: int
             raise BadRequest(f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s", 408) from error
         return parse(bytes(body))
 
-    async def accept(request: Request, jobs: list[tuple[str, Question]]) -> list[Receipt]:
+    async def accept(request: Request, jobs: list[tuple[str, Question]], rename: bool = False) -> list[Receipt]:
         """A batch costs as much of the rate as its jobs do one by one; the first was paid for at the gate."""
         if len(jobs) > 1 and (wait := rates.take(request.client.host if request.client else "", len(jobs) - 1)):
             metrics.refused["rate"] += len(jobs)
             raise HTTPException(429, "too many jobs from this address", headers={"retry-after": str(math.ceil(wait))})
-        receipts = await front.submit(jobs)
+        receipts = await front.submit(jobs, rename)
         metrics.accepted += len(receipts)
         metrics.known += sum(receipt.known for receipt in receipts)
         return receipts
@@ -131,7 +131,7 @@ def make_app(front: Front, rules: Rules, token: str, rates: Rates, max_body: int
     async def prometheus() -> Response:
         return Response(metrics.render(front), media_type=CONTENT_TYPE)
 
-    # As KernelGYM documents them --------------------------------------------------------------------------------------
+    # As KernelGYM documents them: its clients call tasks of their next run by the same names again --------------------
 
     async def result_when_judged(job: str, wait_s: float) -> dict[str, Any]:
         """An evaluation that isn't there in time, or that the machine failed, is no result: clients try again."""
@@ -150,7 +150,7 @@ def make_app(front: Front, rules: Rules, token: str, rates: Rates, max_body: int
         data = await body_of(request)
         job = gym.evaluation_of(data, rules)
         wait_s = wait_of(data.get("timeout"), gym.DEFAULT_WAIT_S, "timeout")
-        await accept(request, [job])
+        await accept(request, [job], rename=True)
         return await result_when_judged(job[0], wait_s)
 
     @app.post("/evaluate/batch")
@@ -160,7 +160,7 @@ def make_app(front: Front, rules: Rules, token: str, rates: Rates, max_body: int
         jobs = gym.evaluations_of(data, rules)
         options = data if isinstance(data, dict) else {}
         end = time.monotonic() + wait_of(options.get("timeout"), gym.DEFAULT_WAIT_S, "timeout")
-        await accept(request, jobs)
+        await accept(request, jobs, rename=True)
         rows = [gym.result_of(await judged(job, end - time.monotonic())) for job, _ in jobs]
         completed = sum(row["status"] == "completed" for row in rows)
         pending = sum(row["status"] == "pending" for row in rows)
@@ -176,7 +176,7 @@ def make_app(front: Front, rules: Rules, token: str, rates: Rates, max_body: int
         # In a thread: a file of 100 000 characters is parsed for a second.
         workflow, *job = await asyncio.to_thread(gym.workflow_of, data, rules)
         wait_s = wait_of(data.get("timeout"), gym.DEFAULT_WAIT_S, "timeout")
-        await accept(request, [tuple(job)])
+        await accept(request, [tuple(job)], rename=True)
         row = await result_when_judged(job[0], wait_s)
         return {"task_id": job[0], "workflow": workflow, "status": row["status"], "result": row}
 

@@ -79,11 +79,14 @@ class Front:
 
     # For the HTTP side ------------------------------------------------------------------------------------------------
 
-    async def submit(self, jobs: list[tuple[str, Question]]) -> list[Receipt]:
-        """Accept all or none; on the disk when this returns. Raises QueueFull, IdTaken, StoreError, Stopping."""
+    async def submit(self, jobs: list[tuple[str, Question]], rename: bool = False) -> list[Receipt]:
+        """Accept all or none (see `Store.submit`); on the disk when this returns.
+
+        Raises QueueFull, IdTaken, StoreError, Stopping.
+        """
         if self.stopping:
             raise Stopping
-        receipts = await asyncio.wrap_future(self.store.submit(jobs))
+        receipts = await asyncio.wrap_future(self.store.submit(jobs, rename))
         self._wake.set()
         return receipts
 

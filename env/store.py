@@ -161,13 +161,15 @@ class Store:
 
     # Asking -----------------------------------------------------------------------------------------------------------
 
-    def submit(self, jobs: list[tuple[str, Question]]) -> Future[list[Receipt]]:
+    def submit(self, jobs: list[tuple[str, Question]], rename: bool = False) -> Future[list[Receipt]]:
         """Accept all of these (id, question) or none. Resolved once they are on the disk.
+
+        rename: an id whose job has its verdict may be given to another question, and means that one from then on.
 
         The future raises QueueFull, IdTaken, or StoreError where the disk failed. The same id with the same question
         is the same job; one that the machine failed (`infra_error`) is judged again.
         """
-        return self._order(lambda: self._accept(jobs))
+        return self._order(lambda: self._accept(jobs, rename))
 
     def finish(self, work: int, status: str, verdict: str) -> Future[None]:
         """Note a verdict (JSON text). Resolved once it is on the disk."""
@@ -271,16 +273,19 @@ class Store:
             else:
                 future.set_result(answer)
 
-    def _accept(self, jobs: list[tuple[str, Question]]) -> list[Receipt]:
+    def _accept(self, jobs: list[tuple[str, Question]], rename: bool) -> list[Receipt]:
         """Two passes: everything is checked before anything is written."""
         known: dict[str, int | None] = {}
         named: dict[str, str] = {}
         plans = []
         for job, question in jobs:
             key = question.key
-            taken = self._write.execute("SELECT key FROM work JOIN job ON work.id = work WHERE job.id = ?", (job,))
-            owner = named.setdefault(job, (taken.fetchone() or (key,))[0])
-            if owner != key:
+            if job not in named:
+                owner, done = self._write.execute(
+                    "SELECT key, finished FROM work JOIN job ON work.id = work WHERE job.id = ?", (job,)
+                ).fetchone() or (key, None)
+                named[job] = key if rename and done is not None else owner
+            if named[job] != key:
                 raise IdTaken(f"the id {job!r} belongs to another question: give a changed question a new id")
             if key not in known:
                 row = self._write.execute(

@@ -133,6 +133,14 @@ def test_an_id_keeps_its_question(store):
     with pytest.raises(IdTaken):
         store.submit([("twice", question("x")), ("twice", question("y"))]).result(5)
     assert store.state("new") is None and store.state("twice") is None and store.queued == 1
+    with pytest.raises(IdTaken):  # it waits for its verdict
+        store.submit([("a", question("changed"))], rename=True).result(5)
+    store.finish(store.state("a").work, "correct", "first").result(5)
+    with pytest.raises(IdTaken):
+        store.submit([("a", question("changed"))]).result(5)
+    assert store.submit([("a", question())], rename=True).result(5)[0].known
+    assert not store.submit([("a", question("changed"))], rename=True).result(5)[0].known
+    assert store.state("a").verdict is None and store.queued == 1
 
 
 def test_a_full_queue_accepts_nothing_of_a_batch_but_knows_what_it_has(tmp_path):
@@ -724,6 +732,7 @@ def test_requests_as_kernelgym_documents_them(start):
     assert (answer["total"], answer["completed"], answer["failed"], answer["pending"]) == (3, 1, 2, 0)
     assert [row["task_id"] for row in answer["results"]] == ["one", "two", "three"]
     assert [row["decoy_kernel"] for row in answer["results"]] == [False, True, False]
+    assert client.post("/evaluate", gym_request("one", "oom again"))[1]["error_code"] == "RESOURCE_ERROR"
     status, row, _ = client.get("/status/two")
     assert status == 200 and (row["task_id"], row["status"]) == ("two", "failed")
     assert client.get("/results/softmax-kernel-001")[1] == result
@@ -762,16 +771,16 @@ def test_who_waits_while_the_server_stops_is_told_so(start):
 # As a process ---------------------------------------------------------------------------------------------------------
 
 FAKE_SERVER = """
-import sys, threading, time
+import os, sys, threading, time
 from concurrent.futures import Future
 import env.serve
 from env.records import Verdict
 
 class Pool:
     info = {"device": "a fake"}
-    def __init__(self, *args, **options): self.slow = threading.Semaphore(8)
+    def __init__(self, *args, **options): pass
     def __len__(self): return 8
-    def close(self): pass
+    def close(self): time.sleep(float(os.environ.get("CLOSING_S", "0")))
     def submit(self, problem, response, raw):
         future = Future()
         threading.Timer(0.05, lambda: future.set_result(Verdict("correct", message=response))).start()
@@ -825,8 +834,9 @@ def test_no_accepted_job_is_lost_over_kill_9(tmp_path):
 
 
 @needs_fastapi
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signals_end_it_in_good_order(tmp_path, number, code):
+@pytest.mark.parametrize(("number", "code", "closing_s"), [(signal.SIGTERM, 143, "0"), (signal.SIGINT, 130, "60")])
+def test_signals_end_it_in_good_order_even_if_the_pool_will_not(tmp_path, number, code, closing_s, monkeypatch):
+    monkeypatch.setenv("CLOSING_S", closing_s)
     with process(tmp_path) as (server, port):
         assert Client(port, TOKEN).get("/metrics")[0] == 200
         began = time.monotonic()
