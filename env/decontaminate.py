@@ -5,9 +5,12 @@ Runs in the driver, on text: nothing is imported.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 from collections import defaultdict
+from functools import cache
+from pathlib import Path
 
 from env.records import Problem, sha256
 
@@ -32,6 +35,49 @@ def fingerprint(problem: Problem) -> str:
         return sha256(ast.dump(names.visit(tree)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return sha256(re.sub(r"\s+", " ", problem.source).strip())
+
+
+# Digests of KernelBench's problems (github.com/ScalingIntelligence/KernelBench, commit 423217d), made by
+# `python -m env.decontaminate FOLDER`: so that they can be kept out of training where the files themselves aren't.
+KERNELBENCH = Path(__file__).parent / "kernelbench_digests.txt"
+
+
+@cache
+def kernelbench_digests() -> dict[str, str]:
+    """`computation` to the name of the KernelBench problem that it belongs to."""
+    return dict(line.split(" ", 1) for line in KERNELBENCH.read_text(encoding="utf-8").splitlines())
+
+
+def kernelbench_among(problems: list[Problem], theirs: list[Problem]) -> list[tuple[str, str]]:
+    """Pairs (id of one of `problems`, name of the KernelBench problem that it is, at whatever size). `theirs`: problems
+    of a KernelBench folder, where there is one; the digests that are kept here are looked at in any case."""
+    known = {computation(problem): problem.id for problem in theirs} | kernelbench_digests()
+    return [(problem.id, known[digest]) for problem in problems if (digest := computation(problem)) in known]
+
+
+def computation(problem: Problem) -> str:
+    """Short digest of what a reference computes, apart from sizes: its classes and functions as `fingerprint` sees
+    them, without get_inputs, get_init_inputs and constants beside them. The same under all versions of Python.
+    """
+    try:
+        tree = ast.parse(problem.source)
+        names = _Canonical(tree)
+        kept = [
+            part
+            for part in tree.body
+            if isinstance(part, (ast.ClassDef, ast.FunctionDef)) and part.name not in ("get_inputs", "get_init_inputs")
+        ]
+        return sha256("\n".join(_dump(names.visit(part)) for part in kept))[:20]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return fingerprint(problem)
+
+
+def _dump(node: object) -> str:
+    # ast.dump shows empty fields in some versions and not in others, and new versions have new ones.
+    if isinstance(node, ast.AST):
+        parts = ((name, value) for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment"))
+        return f"{type(node).__name__}({','.join(f'{n}={_dump(v)}' for n, v in parts if v is not None and v != [])})"
+    return f"[{','.join(map(_dump, node))}]" if isinstance(node, list) else repr(node)
 
 
 class _Canonical(ast.NodeTransformer):
@@ -91,3 +137,13 @@ class _Canonical(ast.NodeTransformer):
         if node.value is None:
             return ast.Pass()
         return self.visit(ast.Assign(targets=[node.target], value=node.value))
+
+
+if __name__ == "__main__":
+    from env.problems import load_folder
+
+    parser = argparse.ArgumentParser(description="Digests of the problems of a folder, one a line, with their names.")
+    parser.add_argument("folder", type=Path)
+    print(
+        *sorted(f"{computation(problem)} {problem.id}" for problem in load_folder(parser.parse_args().folder)), sep="\n"
+    )

@@ -20,13 +20,17 @@ RECIPES = Path(__file__).parent / "recipes"
 
 @dataclass(frozen=True)
 class Problems:
-    """Where problems come from: our generator, or a folder of KernelBench-format files (then `path` names it)."""
+    """Where problems come from: our generator, or a folder of KernelBench-format files (then `path` names it).
+
+    `allow_kernelbench`: training problems may be KernelBench's own, which are for evaluation otherwise.
+    """
 
     source: Literal["generator", "folder"] = "generator"
     path: str = ""
     train: int = ranged(48, low=1)
     heldout: int = ranged(24, low=1)
     size: Literal["cpu", "gpu"] = "gpu"
+    allow_kernelbench: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from env import decontaminate
 from env.files import write_atomic
+from env.pool import visible_gpus
 from env.problems import ProblemError, load_folder, write_jsonl
 from env.records import Problem
 from rl import preflight
 from rl.config import Config, ConfigError, load_recipe
+from scripts import machine, plan
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOM_BYTES = 512 * 2**20  # trajectories, figures and TensorBoard files, roughly
@@ -110,11 +113,8 @@ def bytes_needed(config: Config) -> int:
 def check(config: Config, run: Path) -> list[str]:
     """Everything that stands in the way, one message each; an empty list means go."""
     faults = []
-    if config.device == "cuda" and gpu_name() is None:
-        faults.append(
-            "device is cuda, but torch sees no CUDA GPU (a CPU-only build of torch, no driver, or CUDA_VISIBLE_DEVICES "
-            "is empty); on this machine use the recipe mini-cpu"
-        )
+    if config.device == "cuda":
+        faults += gpu_faults(config)
     if config.problems.source == "folder" and not Path(config.problems.path).is_dir():
         faults.append(
             f"problems.path {config.problems.path!r} is not a folder; give one with KernelBench-format .py files, "
@@ -145,6 +145,29 @@ def check(config: Config, run: Path) -> list[str]:
     return faults
 
 
+def gpu_faults(config: Config) -> list[str]:
+    """What keeps a run from the GPUs that it asks for."""
+    visible = visible_gpus()
+    if not visible and os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
+        reason = "CUDA_VISIBLE_DEVICES is empty"
+    elif not visible:
+        reason = "nvidia-smi lists none: there is no GPU, or no driver for it"
+    elif gpu_name() is None:
+        import torch
+
+        why = f"was built for CUDA {torch.version.cuda}: is the driver older?" if torch.version.cuda else "is CPU-only"
+        reason = f"nvidia-smi lists {len(visible)}, but torch {torch.__version__} sees none: it {why}"
+    else:
+        found = machine.gpus(visible)
+        return machine.faults(found) + (plan.faults(config, found) if model_readable(config) else [])
+    return [f"device is cuda, but no GPU can be used ({reason}); on this machine use the recipe mini-cpu"]
+
+
+def model_readable(config: Config) -> bool:
+    """Whether the sizes of the policy can be known: what is wrong with its folder, others say."""
+    return not config.model.path or not preflight.model_faults(Path(config.model.path), config.model.context)
+
+
 def make_problems(config: Config) -> tuple[list[Problem], list[Problem]]:
     """Training and held-out problems. Raises PrepareError where there are too few, or one is in both lists.
 
@@ -171,7 +194,26 @@ def make_problems(config: Config) -> tuple[list[Problem], list[Problem]]:
     if shared:
         names = [problem.id for problem in heldout if problem.sha256 in shared]
         raise PrepareError(f"held-out problems that are trained on as well: {', '.join(names[:5])}; change the seed")
+    check_training(train, heldout, wanted.allow_kernelbench)
     return train, heldout
+
+
+def check_training(train: list[Problem], heldout: list[Problem], allow_kernelbench: bool) -> None:
+    """Refuse training problems that evaluation asks for as well, however they are written: held-out ones, and, unless
+    that is wanted, KernelBench's at any size. Raises PrepareError naming them."""
+    if twice := decontaminate.same_problems(train, heldout):
+        pairs = ", ".join(f"{ours} is {theirs}" for ours, theirs in twice[:5])
+        raise PrepareError(f"training problems that are held out under another name: {pairs}; take them out")
+    if allow_kernelbench:
+        return
+    folder = os.environ.get("KERNELBENCH_DIR", "")
+    found = decontaminate.kernelbench_among(train, load_folder(folder) if folder and Path(folder).is_dir() else [])
+    if found:
+        pairs = ", ".join(f"{ours} is {theirs}" for ours, theirs in found[:5])
+        raise PrepareError(
+            f"{len(found)} training problems are KernelBench's, which are for evaluation: {pairs}. Take them out, or "
+            "set problems.allow_kernelbench=true and report no KernelBench figures of this run"
+        )
 
 
 def note_versions(path: Path, now: dict[str, str]) -> None:
@@ -212,12 +254,16 @@ def main(arguments: list[str] | None = None) -> int:
         config = load_recipe(options.recipe, options.overrides)
         if options.dry_run:
             print(f"Settings ({options.recipe}):\n{json.dumps(config.to_json(), indent=1)}")
+            if model_readable(config):
+                found = machine.gpus(visible_gpus()) if config.device == "cuda" else []
+                print(*plan.describe(config, found), sep="\n")
+                print(f"Disk: about {bytes_needed(config) / 2**30:.1f} GiB for {options.run}.", flush=True)
         faults = check(config, options.run)
         if faults:
             raise PrepareError("\n".join(faults))
         if options.dry_run:
             make_problems(config)
-            print("Checks: recipe, folders, device and disk space are fine.")
+            print("Checks: recipe, folders, problems, device and disk space are fine.")
         else:
             prepare(config, options.run)
     except (ConfigError, PrepareError, ProblemError) as error:

@@ -64,6 +64,9 @@ _setup_install() {
         return 1
     }
     echo "$wanted" >"$venv/.stamp.tmp" && mv "$venv/.stamp.tmp" "$venv/.stamp"
+    if [[ "${CUDA_VISIBLE_DEVICES-unset}" != "" && "${TRITON_INTERPRET:-0}" != 1 ]] && command -v nvidia-smi >/dev/null; then
+        echo "setup: a GPU is here; optional: $venv/bin/python -m pip install -r requirements-gpu.txt (vLLM, shared GPU buffers)" >&2
+    fi
 }
 
 _setup() {
@@ -86,9 +89,6 @@ _setup() {
         ) 9>"$venv/.lock" || return 1
     fi
     PYTHON="$venv/bin/python"
-    if [[ "${CUDA_VISIBLE_DEVICES-unset}" != "" && "${TRITON_INTERPRET:-0}" != 1 ]] && command -v nvidia-smi >/dev/null; then
-        echo "setup: a GPU is here; optional: $PYTHON -m pip install -r requirements-gpu.txt (vLLM, shared GPU buffers)" >&2
-    fi
 }
 
 if ! _setup; then

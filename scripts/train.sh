@@ -5,7 +5,8 @@
 #   bash scripts/train.sh mini-cpu                            2 CPU cores, Triton's interpreter: under 20 minutes, set-up included
 #   bash scripts/train.sh mini-gpu                            1 GPU, measured kernels (rl/recipes/mini-gpu.toml)
 #   bash scripts/train.sh mini-cpu --run short --set train.steps=2 --set collect.trajectories=40
-#   bash scripts/train.sh mini-cpu --dry-run                  checks, resolved settings and plan; nothing is run or written
+#   bash scripts/train.sh mini-cpu --dry-run                  settings, plan, placement, memory, checks; nothing is written
+#   bash scripts/train.sh mini-cpu --until sft                stops behind a stage (prepare, collect, sft, rl, eval)
 #
 # RECIPE: a name in rl/recipes/ or a .toml file. --set a.b=c: overrides one setting (repeatable). --run NAME: the folder
 # runs/NAME (or a path, if it has a slash). Ctrl-C stops everything; the same command goes on where it stopped: a stage
@@ -18,23 +19,77 @@ usage() { sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' scripts/train.sh
 fail() { echo "train: $*" >&2; exit 2; }
 
 # ---- arguments
-recipe="" run="" dry="" overrides=()
+recipe="" run="" dry="" until="report" overrides=()
 while (($#)); do
     case "$1" in
         --set) [[ $# -ge 2 ]] || fail "--set needs key=value, e.g. --set train.steps=3"; overrides+=(--set "$2"); shift ;;
         --set=*) overrides+=(--set "${1#--set=}") ;;
         --run) [[ $# -ge 2 && -n "$2" ]] || fail "--run needs a name, e.g. --run first"; run="$2"; shift ;;
         --run=*) run="${1#--run=}" ;;
+        --until) [[ $# -ge 2 ]] || fail "--until needs a stage, e.g. --until sft"; until="$2"; shift ;;
+        --until=*) until="${1#--until=}" ;;
         --dry-run) dry=1 ;;
         -h | --help) usage; exit 0 ;;
-        -*) fail "unknown option $1; known: --set KEY=VALUE, --run NAME, --dry-run, --help" ;;
+        -*) fail "unknown option $1; known: --set KEY=VALUE, --run NAME, --until STAGE, --dry-run, --help" ;;
         *) [[ -z "$recipe" ]] || fail "two recipes given: $recipe and $1"; recipe="$1" ;;
     esac
     shift
 done
 
+[[ " prepare collect sft rl eval report " == *" $until "* ]] ||
+    fail "--until $until: no such stage; known: prepare, collect, sft, rl, eval, report"
+
+# ---- Ctrl-C or kill: whatever runs has a process group of its own, and all that came of it goes within 5 s
+child=""
+
+# descendants PID: it and all processes below it, whoever they run as. The judge's have sessions of their own.
+descendants() {
+    local line pid rest parent queue=("$1")
+    declare -A below=()
+    for pid in /proc/[0-9]*; do
+        { read -r line <"$pid/stat"; } 2>/dev/null || continue
+        rest="${line##*) }"
+        parent="${rest#* }"
+        below[${parent%% *}]+=" ${pid#/proc/}"
+    done
+    while ((${#queue[@]})); do
+        pid="${queue[0]}"
+        queue=("${queue[@]:1}" ${below[$pid]:-})
+        echo "$pid"
+    done
+}
+
+stop() {
+    trap '' INT TERM HUP
+    echo "train: stopping; the same command goes on from here" >&2
+    if [[ -n "$child" ]]; then
+        local all
+        all="$(descendants "$child")"
+        kill -INT -- "-$child" 2>/dev/null || true
+        # shellcheck disable=SC2086
+        for _ in {1..30}; do kill -0 $all 2>/dev/null || break; sleep 0.1; done
+        # shellcheck disable=SC2086
+        kill -KILL $(descendants "$child") $all 2>/dev/null || true
+    fi
+    exit 130
+}
+trap stop INT TERM HUP
+
+# guarded COMMAND...: runs it in a process group of its own, so that `stop` can end it; returns its status.
+guarded() {
+    local status=0
+    set -m # and SIGINT not ignored, as it is for background jobs of a script
+    "$@" </dev/null &
+    child=$!
+    set +m
+    wait "$child" || status=$?
+    child=""
+    return "$status"
+}
+
 # ---- set-up
 SECONDS=0
+guarded bash scripts/setup.sh || exit 1
 source scripts/setup.sh
 setup_s=$SECONDS
 if [[ -z "$recipe" ]]; then
@@ -50,8 +105,8 @@ export TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1 PYTHONHA
 export CUBLAS_WORKSPACE_CONFIG=:4096:8 # deterministic matrix products; read when the first CUDA context is made
 
 if [[ -n "$dry" ]]; then
-    "$PYTHON" -m scripts.prepare --recipe "$recipe" --run "$run" "${overrides[@]}" --dry-run
-    echo "Plan for $run:"
+    guarded "$PYTHON" -m scripts.prepare --recipe "$recipe" --run "$run" "${overrides[@]}" --dry-run || exit "$?"
+    echo "Stages of $run:"
 fi
 
 # ---- one run a folder: the lock is inherited by every stage, so it holds until the last of their processes is gone
@@ -61,20 +116,6 @@ if [[ -z "$dry" ]]; then
     flock -n 8 || fail "$run is in use by another run; wait for it, stop it, or give this one its own folder: --run NAME"
 fi
 
-# ---- Ctrl-C or kill: the stage has a process group of its own, and all of it goes
-child=""
-stop() {
-    trap '' INT TERM HUP
-    echo "train: stopping; the same command goes on from here" >&2
-    if [[ -n "$child" ]]; then
-        kill -INT -- "-$child" 2>/dev/null || true
-        for _ in {1..100}; do kill -0 -- "-$child" 2>/dev/null || break; sleep 0.1; done
-        kill -KILL -- "-$child" 2>/dev/null || true
-    fi
-    exit 130
-}
-trap stop INT TERM HUP
-
 # stage TITLE DONE_FILE ARGUMENTS...: runs `python ARGUMENTS` unless DONE_FILE (may be empty: always run) exists.
 stage() {
     local title="$1" done_file="$2" started=$SECONDS status=0
@@ -82,12 +123,7 @@ stage() {
     if [[ -n "$done_file" && -e "$run/$done_file" ]]; then echo "== $title: done already"; return; fi
     echo "== $title: python $*"
     if [[ -n "$dry" ]]; then return; fi
-    set -m # its own process group, and SIGINT not ignored as it is for background jobs of a script
-    "$PYTHON" "$@" </dev/null &
-    child=$!
-    set +m
-    wait "$child" || status=$?
-    child=""
+    guarded "$PYTHON" "$@" || status=$?
     if ((status != 0)); then
         # Refused before it began: leave no empty folder behind.
         if [[ ! -e "$run/config.json" ]]; then rm -f "$run/.lock" "$run/stages.jsonl"; rmdir "$run" || true; fi
@@ -102,11 +138,19 @@ stage() {
 if [[ -z "$dry" ]]; then
     [[ -s "$run/stages.jsonl" ]] || printf '{"stage": "Set-up", "seconds": %d}\n' "$setup_s" >"$run/stages.jsonl"
 fi
+# enough STAGE: ends here if that was the last one asked for.
+enough() { if [[ "$until" == "$1" ]]; then echo "train: done up to $1 in $SECONDS s; see $run"; exit 0; fi; }
+
 stage "Prepare" ""                   -m scripts.prepare --recipe "$recipe" --run "$run" "${overrides[@]}"
+enough prepare
 stage "Cold start" collect/DONE      -m rl.collect --run "$run"
+enough collect
 stage "SFT" sft/DONE                 -m rl.sft --run "$run"
+enough sft
 stage "RL" rl/DONE                   -m rl.train --run "$run"
+enough rl
 stage "Evaluate SFT" eval/sft/DONE   -m eval.heldout --run "$run" --which sft
 stage "Evaluate RL" eval/rl/DONE     -m eval.heldout --run "$run" --which rl
+enough eval
 stage "Report" ""                    -m analysis.report --run "$run"
 if [[ -z "$dry" ]]; then echo "train: all done in $SECONDS s; open $run/report.html"; fi

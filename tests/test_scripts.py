@@ -10,15 +10,16 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from env.records import Problem
 from rl.config import load_recipe
-from scripts import prepare
+from scripts import machine, plan, prepare
 
-pytestmark = pytest.mark.budget(60)
+pytestmark = pytest.mark.budget(90)
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -80,9 +81,105 @@ def test_a_damaged_config_missing_folder_or_full_disk_is_said(tmp_path, monkeypa
 
 
 def test_a_missing_gpu_is_said_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, "gpu_name", lambda: None)
+    monkeypatch.setattr(prepare, "visible_gpus", list)
     (fault,) = prepare.check(load_recipe("mini-gpu"), tmp_path / "new")
     assert "mini-cpu" in fault and not (tmp_path / "new").exists()
+
+
+SMI = """\
+#!{python}
+import sys
+what = sys.argv[1]
+if what == "-L":
+    print("GPU 0: NVIDIA H200 (UUID: GPU-a)")
+elif "query-gpu" in what:
+    print("0, GPU-a, NVIDIA H200, 143771, {used}")
+elif {running}:
+    print("GPU-a, 4711, /usr/bin/other")
+"""
+
+
+@pytest.fixture
+def one_gpu(tmp_path, monkeypatch):
+    """A machine with one GPU, as nvidia-smi and torch tell of it: call it with MiB in use and whether by a process."""
+
+    def make(used: int, running: bool) -> None:
+        path = tmp_path / "bin" / "nvidia-smi"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(SMI.format(python=sys.executable, used=used, running=running))
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(prepare, "gpu_name", lambda: "NVIDIA H200")
+        header = tmp_path / "Python.h"
+        header.touch()
+        monkeypatch.setattr(machine.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+
+    return make
+
+
+def test_a_gpu_in_use_is_refused_unless_that_is_allowed(tmp_path, one_gpu, monkeypatch):
+    config = load_recipe("mini-gpu")
+    one_gpu(600, False)
+    assert prepare.check(config, tmp_path / "new") == []
+    for used, running, who in ((700, True, "/usr/bin/other (pid 4711)"), (90000, False, "a process that isn't shown")):
+        one_gpu(used, running)
+        (fault,) = prepare.check(config, tmp_path / "new")
+        assert who in fault and "GPU 0 is in use" in fault and "CUDA_VISIBLE_DEVICES" in fault
+    monkeypatch.setenv("ALLOW_BUSY_GPU", "1")
+    assert prepare.check(config, tmp_path / "new") == []
+
+
+def test_a_missing_compiler_header_or_gpu_build_is_said(tmp_path, one_gpu, monkeypatch):
+    config = load_recipe("mini-gpu")
+    one_gpu(600, False)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    (tmp_path / "Python.h").unlink()
+    compiler, header = prepare.check(config, tmp_path / "new")
+    assert "CC=no-such-compiler" in compiler and "Python.h" in header
+    monkeypatch.setattr(prepare, "gpu_name", lambda: None)
+    (fault,) = prepare.check(config, tmp_path / "new")
+    assert "nvidia-smi lists 1, but torch" in fault
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (fault,) = prepare.check(config, tmp_path / "new")
+    assert "CUDA_VISIBLE_DEVICES is empty" in fault
+
+
+def test_the_plan_names_amounts_places_and_memory(tmp_path, one_gpu):
+    one_gpu(600, False)
+    found = machine.gpus(["0"])
+    lines = plan.describe(load_recipe("mini-gpu"), found)
+    text = "\n".join(lines)
+    assert "40 steps of 128 answers" in text and "GPU 0 (NVIDIA H200): the policy, then the judge" in text
+    assert "of 140  together" in lines[-1]
+    # Measured on an H200 (rows of 8 192 tokens, a Qwen3-1.7B shape): 56 GiB, and 29 with recomputation.
+    folder = tmp_path / "model"
+    folder.mkdir()
+    sizes = {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+    sizes |= {"num_hidden_layers": 28, "intermediate_size": 6144, "vocab_size": 151936, "tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(sizes))
+    for recompute, measured in (("false", 56), ("true", 29)):
+        settings = ["train.micro_batch_tokens=8192", "train.autocast=true", f"train.recompute={recompute}"]
+        config = load_recipe("mini-gpu", [f"model.path={folder}", *settings])
+        shape = plan.shape_of(config)
+        assert abs(shape.parameters / 1.72e9 - 1) < 0.01
+        parts = plan.memory(config, shape)
+        learner = sum(size for what, size in parts.items() if "engine" not in what) / 2**30
+        assert measured - 1 < learner < measured + 8
+    assert plan.faults(config, found) == []
+    (fault,) = plan.faults(config, [replace(found[0], total=20 * 2**30)])
+    assert "torchrun with at least 2 ranks" in fault
+
+
+def test_training_on_what_is_evaluated_is_refused():
+    relu = "import torch\nimport torch.nn as nn\nclass Model(nn.Module):\n    def __init__(self):\n        {init}\n"
+    relu += "    def forward(self, a):\n        return torch.relu(a)\n"
+    relu = relu.format(init="super(Model, self).__init__()")
+    with pytest.raises(prepare.PrepareError, match=r"mine is level1/19_ReLU.*allow_kernelbench"):
+        prepare.check_training([Problem("mine", relu)], [], False)
+    prepare.check_training([Problem("mine", relu)], [], True)
+    with pytest.raises(prepare.PrepareError, match="mine is other"):
+        prepare.check_training([Problem("mine", relu)], [Problem("other", relu.replace("a)", "b)"))], True)
 
 
 def test_other_versions_at_a_resume_are_kept_beside_the_first(tmp_path):
@@ -142,8 +239,9 @@ if args[1] == "scripts.prepare" and "--dry-run" not in args:
 if args[1] == os.environ.get("FAKE_FAILS"):
     sys.exit(7)
 if args[1] == os.environ.get("FAKE_HANGS"):
-    import subprocess
-    held = subprocess.Popen(["sleep", "100"])
+    import signal, subprocess
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one that is in the middle of something
+    held = subprocess.Popen(["sleep", "100"], start_new_session=True)  # as the judge's processes are
     pathlib.Path({log!r} + ".pids").write_text(f"{{os.getpid()}} {{held.pid}}")
     time.sleep(100)
 done = {{"rl.collect": "collect", "rl.sft": "sft", "rl.train": "rl"}}.get(args[1])
@@ -249,12 +347,57 @@ def test_a_second_run_is_refused_and_a_signal_stops_the_whole_stage(train, numbe
     pids = [int(pid) for pid in wait_for(lambda: pids_file.exists() and pids_file.read_text().split())]
     code, output = train()
     assert code == 2 and "in use" in output
+    begun = time.monotonic()
     process.send_signal(number)
     output = process.communicate(timeout=20)[0]
     assert process.returncode == 130 and "stopping" in output
     for pid in pids:
         wait_for(lambda pid=pid: gone(pid))
+    assert time.monotonic() - begun < 5
     assert train()[0] == 0  # the lock went with the processes
+
+
+def test_a_signal_during_set_up_stops_it(train, tmp_path):
+    slow = tmp_path / "slow"
+    slow.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nsleep 100\n")
+    slow.chmod(0o755)
+    process = train.start(PYTHON=str(slow))
+    pid = int(wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 130
+    wait_for(lambda: gone(pid))
+    assert time.monotonic() - begun < 5 and not train.run.exists()
+
+
+def test_until_ends_behind_a_stage(train):
+    code, output = train("--until", "sft")
+    assert code == 0 and train.calls() == STAGES[:3] and "done up to sft" in output
+    code, output = train("--until", "lunch")
+    assert code == 2 and "prepare, collect, sft" in output
+
+
+def collect(train, *arguments):
+    result = subprocess.run(
+        ["bash", str(ROOT / "scripts/collect.sh"), "mini-cpu", "--run", str(train.run), *arguments],
+        env={**os.environ, "PYTHON": str(train.python)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_collecting_is_the_first_stages_alone_whoever_the_teacher_is(train):
+    assert collect(train)[0] == 0 and train.calls() == STAGES[:2]
+    code, output = collect(train, "--teacher", "http://host:1/v1", "--model", "strong", "--set", "seed=3")
+    assert code == 0, output
+    given = train.log.read_text().splitlines()[2]
+    for part in ("collect.teacher=server", "server.url=http://host:1/v1", "server.model=strong", "seed=3"):
+        assert f"--set {part}" in given
+    for wrong in (["--teacher", "gpt"], ["--teacher", "http://h/v1"], ["--model", "m"], ["--teacher"]):
+        code, output = collect(train, *wrong)
+        assert code == 2 and output.startswith("collect: "), output
 
 
 def test_a_refused_start_leaves_no_folder(tmp_path):
