@@ -1,7 +1,8 @@
 """One offline HTML page about a run: `python -m analysis.report --run DIR` writes DIR/report.html. No GPU, no torch.
 
 Works on any state of the folder: what a stage hasn't made yet is named, damaged lines are left out and counted. The
-page has no script, no link and no foreign font; a content policy in it forbids the browser to load or run anything.
+page has no link and no foreign font; a content policy in it forbids the browser to load anything, and to run anything
+but the viewer's script (analysis/viewer.js).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from analysis import examples
+from analysis import examples, viewer
 from analysis.examples import number, pill, text
 from analysis.figures import rl_figures, sft_figures
 from analysis.load import Run, load, trajectories
@@ -196,6 +197,7 @@ def build(folder: Path) -> str:
             yield source, trajectory
 
     picked = examples.pick(noting_kinds())
+    turns = viewer.section(folder, run.notes)
     name = str(run.config.get("name") or "run")
     title = folder.resolve().name if folder.resolve().name == name else f"{folder.resolve().name} ({name})"
     measured = {"modelled": "modelled times", "eager": "CUDA events around calls (eager)"}
@@ -211,6 +213,8 @@ def build(folder: Path) -> str:
         rl_figures=figures(rl_figures(run.rl_metrics, run.rl_wall), "No RL step is done yet."),
         sft_figures=figures(sft_figures(run.sft_metrics), "No step of supervised training is done yet."),
         examples="".join(examples.render(*one) for one in picked) or "<p class=lead>No trajectories yet.</p>",
+        viewer=turns,
+        script_hash=viewer.script_hash(),
         config=text(json.dumps(run.config, indent=1)),
     )
 
