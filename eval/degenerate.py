@@ -128,9 +128,10 @@ def shortcuts(seen: Observed) -> Iterator[tuple[str, dict[int, torch.Tensor]]]:
             yield name, dict.fromkeys(others, guess)
     for number, node in enumerate(tensor_nodes(seen.inputs_layout)):
         if all(n["shape"] == node["shape"] and n["dtype"] == node["dtype"] for n in nodes):
-            given = [view(node, data) for data in seen.inputs]
-            returned = {trial: _made(nodes, known, lambda _, trial=trial: given[trial]) for trial in others}  # noqa: B023
-            yield f"input {number} returned as it is", returned
+            yield (
+                f"input {number} returned as it is",
+                {t: _filled(nodes, known, view(node, seen.inputs[t])) for t in others},
+            )
 
 
 def _made(nodes: list[dict[str, Any]], data: torch.Tensor, make: Any) -> torch.Tensor:
@@ -140,6 +141,10 @@ def _made(nodes: list[dict[str, Any]], data: torch.Tensor, make: Any) -> torch.T
         if part.numel():
             part.copy_(make(part))
     return changed
+
+
+def _filled(nodes: list[dict[str, Any]], data: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return _made(nodes, data, lambda _: value)
 
 
 def _mean(part: torch.Tensor, dim: int | None = None) -> torch.Tensor:

@@ -61,10 +61,10 @@ def find(spec: str, name: str = "") -> Policy:
     if re.fullmatch(r"step_\d+", path.name) and path.is_dir():
         if fault := checkpoint.verify(path):
             raise RunError(f"{path}: {fault}; use another checkpoint of that run")
-        run = path.absolute().parents[2]
+        run = path.absolute().parent.parent.parent
         return Policy("checkpoint", str(run / "sft" / "model"), str(path), config=_config_of(run))
     for model, run in (
-        (path, path.absolute().parents[1]),  # <run>/rl/model, or a folder from anywhere
+        (path, path.absolute().parent.parent),  # <run>/rl/model, or a folder from anywhere
         (path / "model", path.absolute().parent),  # <run>/rl
         (path / "rl" / "model", path.absolute()),  # <run>
     ):

@@ -36,8 +36,8 @@ class Settings:
     model, problems: what they are (`identity`), so that a changed file is another evaluation. references: the first
     one's feedback is what the model is shown; under the others the same answers are judged again. scaling, keep: how
     later turns are prompted (eval/context.py). best_of: so many one-turn samples a problem beside (0: none).
-    problems_at_once: in work together; they end up in the file together. degenerate: path of a list (eval/audit.py), ""
-    for none.
+    problems_at_once: in work together; they end up in the file together. degenerate: a list of
+    eval/audit.py, {} for none.
     """
 
     model: dict[str, Any]
@@ -47,7 +47,7 @@ class Settings:
     keep: int
     best_of: int
     problems_at_once: int
-    degenerate: str = ""
+    degenerate: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
 
@@ -117,7 +117,7 @@ def claim(folder: Path, settings: Settings) -> None:
 
 def _what_counts(settings: dict[str, Any]) -> dict[str, Any]:
     kept = json.loads(json.dumps(settings))
-    for section, names in (("model", ("path",)), ("problems", ("spec",))):
+    for section, names in (("model", ("path",)), ("problems", ("spec",)), ("degenerate", ("path",))):
         for name in names:
             kept.get(section, {}).pop(name, None)
     config = kept.get("config", {})

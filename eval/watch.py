@@ -20,6 +20,9 @@ from env.records import Problem, Verdict, sha256
 from rl.engines.base import Completion, Engine, Request, Sampling, Source
 from rl.rollout import Judge
 
+# Parts of an evaluation whose sampling is told apart.
+SEQUENCE, BESIDE = "samples", "best-of"
+
 
 class Watch:
     """A context manager: one progress bar over all verdicts, with rate and time left, and wall.jsonl."""
@@ -72,6 +75,7 @@ class WatchedEngine:
 
     def __init__(self, engine: Engine, watch: Watch) -> None:
         self.engine, self.watch, self.takes = engine, watch, engine.takes
+        self.part = SEQUENCE
 
     def push(self, model: Any) -> None:
         self.engine.push(model)
@@ -88,7 +92,7 @@ class WatchedEngine:
                 break
             tokens, answers = tokens + len(pair[1].ids), answers + 1
             yield pair
-        self.watch.note(kind="sampling", seconds=round(seconds, 4), tokens=tokens, answers=answers)
+        self.watch.note(kind="sampling", part=self.part, seconds=round(seconds, 4), tokens=tokens, answers=answers)
 
 
 class _TimedSource:
@@ -111,7 +115,7 @@ def answer_key(problem_id: str, answer: str) -> str:
 
 
 def read_wall(path: Path) -> tuple[float, dict[str, float]]:
-    """(seconds of sampling in all, seconds of the judge by answer) from wall.jsonl; nothing where there is none."""
+    """(seconds of sampling the samples, seconds of the judge by answer) from wall.jsonl; nothing without one."""
     sampling, judged = 0.0, {}
     if path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -120,7 +124,7 @@ def read_wall(path: Path) -> tuple[float, dict[str, float]]:
             except ValueError:
                 continue  # cut short by a kill
             if entry["kind"] == "sampling":
-                sampling += entry["seconds"]
+                sampling += entry["seconds"] if entry["part"] == SEQUENCE else 0.0
             elif entry["seconds"] is not None:
                 judged[entry["answer"]] = entry["seconds"]
     return sampling, judged

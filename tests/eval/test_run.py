@@ -14,8 +14,8 @@ sys.path.append(str(Path(__file__).parent))
 from made_up import MadeUpJudge, answer, serving
 
 from env.pool import PoolError
-from env.problems import ProblemError
-from eval import policies, run
+from env.problems import ProblemError, load
+from eval import evaluation, policies, run
 from eval.settings import RunError
 from rl import modeling
 from rl.config import load_recipe
@@ -52,7 +52,7 @@ def judges(monkeypatch) -> list[MadeUpJudge]:
         opened.append(MadeUpJudge(reference=config.env.reference))
         return opened[-1]
 
-    monkeypatch.setattr(run, "make_pool", make)
+    monkeypatch.setattr(evaluation, "make_pool", make)
     monkeypatch.setattr(openai, "LONGEST_PAUSE_S", 0.01)
     monkeypatch.setenv("no_proxy", "*")
     return opened
@@ -92,6 +92,8 @@ def test_a_whole_evaluation_leaves_what_it_promises(tmp_path, judges, capsys):
     assert single[0].turns[0].completion_text == trajectories[0].turns[0].completion_text
     settings = json.loads((tmp_path / "settings.json").read_text())
     assert settings["config"]["eval"]["samples"] == 4 and settings["problems"]["count"] == 3
+    parts = [json.loads(line).get("part") for line in (tmp_path / "wall.jsonl").read_text().splitlines()]
+    assert parts.count("samples") == 1 and parts.count("best-of") == 1
     seconds = json.loads((tmp_path / "seconds.json").read_text())
     assert seconds["turn2"]["judge_s"] == pytest.approx(0.5 * summary["cost"]["turn2"]["verdicts"])
     printed = capsys.readouterr().out
@@ -105,12 +107,12 @@ def test_killed_and_resumed_the_results_are_identical(tmp_path, judges, monkeypa
     options = ("--samples", "2", "--turns", "2", "--best-of", "1")
     whole, cut = (arguments(tmp_path / n, *options, problems="generator:heldout:20") for n in ("whole", "cut"))
     run.main(whole)
-    make = run.make_pool
-    monkeypatch.setattr(run, "make_pool", lambda config: MadeUpJudge(breaks_after))
+    make = evaluation.make_pool
+    monkeypatch.setattr(evaluation, "make_pool", lambda config: MadeUpJudge(breaks_after))
     with pytest.raises(KeyboardInterrupt):
         run.main(cut)
     assert not (cut.out / "DONE").exists()
-    monkeypatch.setattr(run, "make_pool", make)
+    monkeypatch.setattr(evaluation, "make_pool", make)
     run.main(cut)
     assert files(whole.out) == files(cut.out)
     assert judges[-1].asked <= judges[0].asked
@@ -150,6 +152,20 @@ def test_a_folder_of_other_settings_is_refused_with_the_difference(tmp_path, jud
         run.main(arguments(tmp_path, "--turns", "1", *options))
 
 
+def test_a_list_of_degenerate_problems_is_left_out_and_belongs_to_the_settings(tmp_path, judges):
+    (first, *_) = load("generator:heldout:3")
+    path = tmp_path / "list.json"
+    entries = {first.id: {"sha256": first.sha256, "reasons": [{"kind": "zero", "detail": "made up"}]}}
+    path.write_text(json.dumps({"version": 1, "problems": entries}))
+    options = ("--samples", "2", "--turns", "1", "--degenerate", str(path))
+    run.main(arguments(tmp_path / "out", *options))
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["degenerate"] == [first.id] and summary["without_degenerate"]["problems"] == 2
+    path.write_text(json.dumps({"version": 1, "problems": {}}))
+    with pytest.raises(RunError, match=r"degenerate\.sha256"):
+        run.main(arguments(tmp_path / "out", *options))
+
+
 def test_another_model_is_another_evaluation(tmp_path, judges, model_folder):
     run.main(arguments(tmp_path, "--samples", "1", "--turns", "1"))
     with pytest.raises(RunError, match=r"model\.kind: teacher -> folder"):
@@ -166,7 +182,7 @@ def misbehaving(body: dict, nth: int):
     """Every trouble once, told apart by the request's seed; then an answer: good, empty, cut, or without code."""
     kind = body["seed"] % 8
     if nth == 1 and kind == 0:
-        time.sleep(0.6)  # longer than the client waits
+        time.sleep(1.5)  # longer than the client waits
     if nth == 1 and kind == 1:
         return 429, {"error": "slow down"}, {"Retry-After": "0"}
     if nth == 1 and kind == 2:
@@ -187,7 +203,7 @@ def misbehaving(body: dict, nth: int):
 def test_a_server_that_misbehaves_in_every_way_is_evaluated_all_the_same(tmp_path, judges):
     with serving(misbehaving) as (url, asked):
         options = ("--name", "m", "--samples", "8", "--turns", "2")
-        limits = ("--set", "server.timeout_s=0.4", "--set", "server.attempts=3")
+        limits = ("--set", "server.timeout_s=1.0", "--set", "server.attempts=8")
         run.main(arguments(tmp_path, *options, *limits, model=url, problems="generator:heldout:6"))
     turns = [turn for t in read_trajectories(tmp_path / "trajectories.jsonl") for turn in t.turns]
     texts = {turn.completion_text[:8] for turn in turns}

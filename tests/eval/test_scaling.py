@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parent))
 from made_up import MadeUpJudge
 
 from env.records import Verdict
-from eval import compare, cost, run, scaling
+from eval import compare, cost, evaluation, run, scaling
 from eval.context import ContextChat, kept_turns
 from eval.settings import RunError
 from rl import modeling
@@ -101,7 +101,7 @@ def test_where_even_they_are_too_long_fewer_are_kept(chat):
 
 
 def evaluated(out: Path, model, monkeypatch, *more: str) -> Path:
-    monkeypatch.setattr(run, "make_pool", lambda config: MadeUpJudge(reference=config.env.reference))
+    monkeypatch.setattr(evaluation, "make_pool", lambda config: MadeUpJudge(reference=config.env.reference))
     run.main(
         run.parser().parse_args(["--model", str(model), "--problems", "generator:heldout:3", "--out", str(out),
                                  "--device", "cpu", "--recipe", "mini-cpu", *more])
