@@ -13,7 +13,7 @@ import pytest
 
 from rl.config import load_recipe
 
-pytestmark = pytest.mark.budget(60)
+pytestmark = pytest.mark.budget(90)
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(path for path in (ROOT / "scripts/ablations").glob("*.sh") if path.stem not in ("common", "variants"))
 FULL = {"MODEL": "/models/m", "PROBLEMS": "/p", "TEACHER_URL": "http://t/v1", "TEACHER_MODEL": "t"}
