@@ -148,7 +148,7 @@
       const line = make("div", entry.own ? "v-own" : "v-foreign");
       const fill = make("span", "v-fill");
       fill.style.width = 240 * (entry.time_us || 0) / most + "px";
-      line.append(fill, make("span", "", `${number(entry.time_us)} µs, ${entry.count} x ${shown(entry.name)}`
+      line.append(fill, make("span", "", `${number(entry.time_us)} µs, ${number(entry.count, 0)} x ${shown(entry.name)}`
         + (entry.own ? " (its own)" : "")));
       box.append(line);
     }
