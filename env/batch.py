@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from env.commands import CPU, CUDA, Stopped, StopSignals, add_rule_options, chosen_rules
+from env.commands import CPU, CUDA, Stopped, StopSignals, add_rule_options, chosen_rules, gpu_list
 from env.extract import candidate_source
 from env.pool import Pool, PoolError
 from env.records import Problem, sha256
@@ -198,21 +198,11 @@ def judge_all(pool: Pool, questions: list[dict[str, Any]], out: IO[str], bar: tq
         raise
 
 
-def _gpus(text: str) -> list[str] | None:
-    """--gpus: `all` (None) or numbers and UUIDs between commas."""
-    if text == "all":
-        return None
-    names = [name.strip() for name in text.split(",")]
-    if "" in names or len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"{text!r}: give all, or each GPU once, as in 0,1")
-    return names
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m env.batch", description="Judge many candidates.")
     parser.add_argument("questions", type=Path, metavar="IN.jsonl")
     parser.add_argument("verdicts", type=Path, metavar="OUT.jsonl")
-    parser.add_argument("--gpus", type=_gpus, default=[], help="all, or 0,1: judge on these GPUs, one evaluator each")
+    parser.add_argument("--gpus", type=gpu_list, default=[], help="all, or 0,1: GPUs to judge on, one evaluator each")
     parser.add_argument("--slots", type=int, default=0, help="evaluators; default: one a GPU, or one a core")
     add_rule_options(parser)
     parser.set_defaults(device=None)

@@ -109,3 +109,13 @@ class StopSignals:
             self._holding = False
         if self._got:
             raise Stopped(self._got)
+
+
+def gpu_list(text: str) -> list[str] | None:
+    """--gpus: `all` (None) or numbers and UUIDs between commas."""
+    if text == "all":
+        return None
+    names = [name.strip() for name in text.split(",")]
+    if "" in names or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"{text!r}: give all, or each GPU once, as in 0,1")
+    return names

@@ -19,8 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from env.batch import _gpus
-from env.commands import CPU, CUDA, Stopped, add_rule_options, chosen_rules
+from env.commands import CPU, CUDA, Stopped, add_rule_options, chosen_rules, gpu_list
 from env.pool import Pool, PoolError
 from env.rules import Rules
 from env.serve_front import Front
@@ -116,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=_positive, default=1000, help="jobs a second and address; 0: no limit")
     parser.add_argument("--max-body-mb", type=int, default=32, help="size of a request")
     parser.add_argument("--keep-days", type=_positive, default=30, help="verdicts older than this are removed; 0: none")
-    parser.add_argument("--gpus", type=_gpus, default=[], help="all, or 0,1: judge on these GPUs, one evaluator each")
+    parser.add_argument("--gpus", type=gpu_list, default=[], help="all, or 0,1: GPUs to judge on, one evaluator each")
     parser.add_argument("--slots", type=int, default=0, help="evaluators; default: one a GPU, or one a core")
     add_rule_options(parser)
     parser.set_defaults(device=None)
