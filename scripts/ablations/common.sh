@@ -109,7 +109,7 @@ need_eval() {
 # problem_sets SEED: what trained models are evaluated on, by scripts/eval.sh's names.
 problem_sets() {
     if [[ "$SIZE" == mini ]]; then
-        ((${#gpus[@]})) && echo "generator:heldout:32:$1:gpu" || echo "generator:heldout:24:$1"
+        ((${#gpus[@]})) && echo "generator:heldout:64:$1:gpu" || echo "generator:heldout:64:$1"
     else
         [[ -n "${KERNELBENCH_DIR:-}" ]] || fail "the tables need KERNELBENCH_DIR, the folder that holds level1/"
         echo "$KERNELBENCH_DIR/level1" "$KERNELBENCH_DIR/level2" "$KERNELBENCH_DIR/level3"
