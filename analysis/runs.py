@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.load import read_json, read_steps
+from rl.settings import differing
 
 SEED_KEYS = ("seed", "name")
 
@@ -64,22 +65,9 @@ class Variant:
         return max((run.wanted for run in self.runs), default=0)
 
 
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as {"a.b": value}."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
 def different(a: dict[str, Any], b: dict[str, Any], ignored: Sequence[str] = SEED_KEYS) -> list[str]:
     """Lines "key: value in a -> value in b" of two nested settings; a key that one lacks reads (absent)."""
-    flat_a, flat_b = flatten(a), flatten(b)
-    return [
-        f"{key}: {flat_a.get(key, '(absent)')} -> {flat_b.get(key, '(absent)')}"
-        for key in sorted(flat_a.keys() | flat_b.keys())
-        if key not in ignored and flat_a.get(key, "(absent)") != flat_b.get(key, "(absent)")
-    ]
+    return [f"{key}: {mine} -> {theirs}" for key, mine, theirs in differing(a, b) if key not in ignored]
 
 
 def read_run(folder: Path) -> RunData:

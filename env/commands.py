@@ -76,7 +76,7 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self._got = 0
+        self.got = 0
         self._holding = False
         self._before: dict[int, object] = {}
 
@@ -90,9 +90,12 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _handle(self, number: int, _: object) -> None:
-        if self._got:
+        if self.got:
             return
-        self._got = number
+        self.got = number
+        self._act(number)
+
+    def _act(self, number: int) -> None:
         if not self._holding:
             raise Stopped(number)
 
@@ -107,8 +110,8 @@ class StopSignals:
             yield
         finally:
             self._holding = False
-        if self._got:
-            raise Stopped(self._got)
+        if self.got:
+            raise Stopped(self.got)
 
 
 def gpu_list(text: str) -> list[str] | None:

@@ -198,10 +198,9 @@ class Stopwatch:
             for mode in MODES
             if reference.times_us[mode]
         }
-        center = timing.CENTERS[kind["eager"]]
         evidence["blocks_us"] = {
             name: {
-                mode: [round(float(center(np.asarray(block))), 3) for block in blocks]
+                mode: [round(float(timing.CENTERS[kind[mode]](np.asarray(block))), 3) for block in blocks]
                 for mode, blocks in side.times_us.items()
             }
             for name, side in self.sides.items()

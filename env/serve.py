@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from env.commands import CPU, CUDA, Stopped, add_rule_options, chosen_rules, gpu_list
+from env.commands import CPU, CUDA, Stopped, StopSignals, add_rule_options, chosen_rules, gpu_list
 from env.pool import Pool, PoolError
 from env.rules import Rules
 from env.serve_front import Front
@@ -33,25 +33,12 @@ CONNECTIONS = 2048
 NEEDED = ("fastapi", "uvicorn")
 
 
-class _Signals:
+class _Signals(StopSignals):
     """The first Ctrl-C or SIGTERM: `Stopped` while starting, then what `then` was set to. Further ones do nothing."""
 
-    def __init__(self) -> None:
-        self.got = 0
-        self.then: Callable[[], None] | None = None
+    then: Callable[[], None] | None = None
 
-    def __enter__(self) -> _Signals:
-        self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, _: object) -> None:
-        if self.got:
-            return
-        self.got = number
+    def _act(self, number: int) -> None:
         if self.then is None:
             raise Stopped(number)
         self.then()

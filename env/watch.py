@@ -179,10 +179,7 @@ class Watch:
         ):
             start = getattr(module, name, None)
             if start is not None:
-                setattr(module, name, self._noting_thread(start))
-
-    def _noting_thread(self, start: Callable) -> Callable:
-        return self._noting(start, "_thread.start_new_thread")
+                setattr(module, name, self._noting(start, "_thread.start_new_thread"))
 
     def _watch_counting(self) -> None:
         """What torch offers to look at, or turn off, that by which operators are counted (CPU) and profiled."""

@@ -55,14 +55,9 @@ def write_comparison(run: Path, seed: int) -> None:
 
 def describe(summary: dict) -> str:
     """One line for the console."""
-
-    def share(interval: dict) -> str:
-        value = interval["value"]
-        return "not measured" if value is None else f"{value:.1%} [{interval['low']:.1%}, {interval['high']:.1%}]"
-
     last = f"turn{summary['turns']}"
-    fast = ", ".join(f"Fast@{p} {share(by_turn[last])}" for p, by_turn in summary["fast"].items())
-    return f"{summary['problems']} problems: {fast}, hack ratio {share(summary['hack_ratio'])}"
+    fast = ", ".join(f"Fast@{p} {metrics.share_text(by_turn[last])}" for p, by_turn in summary["fast"].items())
+    return f"{summary['problems']} problems: {fast}, hack ratio {metrics.share_text(summary['hack_ratio'])}"
 
 
 def main(run: Path, which: str) -> None:

@@ -86,6 +86,13 @@ def _interval(value: float, draws: np.ndarray) -> Interval:
 NOTHING: Interval = {"value": None, "low": None, "high": None}
 
 
+def share_text(interval: Interval, width: int = 0) -> str:
+    """An interval of shares for the console, its value `width` characters wide."""
+    if interval["value"] is None:
+        return "not measured"
+    return f"{interval['value']:.1%}".rjust(width) + f" [{interval['low']:.1%}, {interval['high']:.1%}]"
+
+
 def ratio(tally: Tally, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
     """The ratio of sums with its 95 % percentile-bootstrap interval over problems; all None where nothing counts."""
     numerators, denominators = (np.array(column, dtype=float) for column in zip(*tally.values())) if tally else ([], [])

@@ -20,6 +20,7 @@ from env.pool import CPU_LANES, GPU_LANES, PoolError, visible_gpus
 from env.problems import ProblemError, load, write_jsonl
 from env.records import Problem, sha256
 from eval import cost, evaluation, policies, scores
+from eval.metrics import share_text
 from eval.settings import (
     REFERENCES,
     SCALINGS,
@@ -165,21 +166,17 @@ def planned(args: argparse.Namespace, settings: Settings, problems: int) -> str:
 
 def describe(summary: dict[str, Any]) -> str:
     """A few lines for the console."""
-
-    def share(interval: dict[str, Any]) -> str:
-        value = interval["value"]
-        return "not measured" if value is None else f"{value:6.1%} [{interval['low']:.1%}, {interval['high']:.1%}]"
-
     last = f"turn{summary['turns']}"
     lines = [f"{summary['problems']} problems x {summary['samples']} samples x {summary['turns']} turns"]
     for p, by_turn in summary["fast"].items():
         tied = summary["ties"][p][last]["tied"]
         ties = f", {tied} tied" if tied else ""
-        lines.append(f"  Fast@{p}: last turn {share(by_turn[last])}{ties}, best of history {share(by_turn['best'])}")
-    lines.append(f"  hack ratio {share(summary['hack_ratio'])}")
+        at_last, best = (share_text(by_turn[name], 6) for name in (last, "best"))
+        lines.append(f"  Fast@{p}: last turn {at_last}{ties}, best of history {best}")
+    lines.append(f"  hack ratio {share_text(summary['hack_ratio'], 6)}")
     if summary["degenerate"]:
         rest = summary["without_degenerate"]
-        value = share(rest["fast"]["1.0"][last]) if rest else "none is left"
+        value = share_text(rest["fast"]["1.0"][last], 6) if rest else "none is left"
         lines.append(f"  without {len(summary['degenerate'])} degenerate problems: Fast@1.0 {value}")
     if excluded := {name: count for name, count in summary["excluded"].items() if count}:
         lines.append(f"  not counted: {', '.join(f'{count} {name}' for name, count in excluded.items())}")

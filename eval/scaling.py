@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eval import cost, estimators, scores
-from eval.metrics import Interval, Tally, fast_tally, ratio
+from eval.metrics import Interval, Tally, fast_tally, ratio, share_text
 from eval.settings import RunError, read, write_json
 from rl.records import Trajectory, read_trajectories
 
@@ -103,21 +103,15 @@ def table(result: dict[str, Any], p: float) -> str:
     rows = [heads]
     for point in points:
         seconds = result["seconds"][f"turn{point['turn']}"]
-        row = [str(point["turn"]), _share(point["last"]), _share(point["best"])]
+        row = [str(point["turn"]), share_text(point["last"]), share_text(point["best"])]
         for name in kind:
             beside = point["parallel"][name]
-            row.append(f"N={beside['n']}: {_share(beside) if beside['value'] is not None else 'too few samples'}")
+            row.append(f"N={beside['n']}: {share_text(beside) if beside['value'] is not None else 'too few samples'}")
         row += [f"{point['cost'][name]:.0f}" for name in kind] + [f"{point['cost']['verdicts']:.2f}"]
         row += ["-" if seconds[name] is None else f"{seconds[name]:.2f}" for name in ("sampling_s", "judge_s")]
         rows.append(row)
     widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows)
-
-
-def _share(interval: Interval) -> str:
-    if interval["value"] is None:
-        return "not measured"
-    return f"{interval['value']:.1%} [{interval['low']:.1%}, {interval['high']:.1%}]"
 
 
 def main(folders: Sequence[Path], p: float) -> None:

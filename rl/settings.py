@@ -15,6 +15,21 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 Where = Callable[..., str]
 
 
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as {"a.b": value}."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def differing(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(key, old value, new value) of every setting that differs; one that a side lacks is "(absent)" there."""
+    old, new = flatten(old), flatten(new)
+    pairs = [(key, old.get(key, "(absent)"), new.get(key, "(absent)")) for key in sorted(old.keys() | new.keys())]
+    return [(key, before, after) for key, before, after in pairs if before != after]
+
+
 class ConfigError(ValueError):
     """A setting that can't be used; the message names the place, the key and what is allowed."""
 

@@ -25,6 +25,7 @@ from env.problems import ProblemError, load_folder, write_jsonl
 from env.records import Problem
 from rl import preflight
 from rl.config import Config, ConfigError, load_recipe
+from rl.settings import differing
 from scripts import machine, plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,22 +36,9 @@ class PrepareError(Exception):
     """Something that stands in the way of the run; the message is for the person who started it."""
 
 
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as {"a.b": value}."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
 def different_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Lines "key: old -> new" for every setting that differs between two nested dicts."""
-    old, new = flatten(old), flatten(new)
-    return [
-        f"{key}: {old.get(key, '(absent)')!r} -> {new.get(key, '(absent)')!r}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key, "(absent)") != new.get(key, "(absent)")
-    ]
+    return [f"{key}: {before!r} -> {after!r}" for key, before, after in differing(old, new)]
 
 
 def gpu_name() -> str | None:
