@@ -1,8 +1,7 @@
 """Who may use the device now: many lanes load and check beside each other, one times alone.
 
 Runs in the evaluator. Whoever touches the device from the judge's side does it inside the gate; being `alone` keeps all
-other lanes out and stops (SIGSTOP) every worker but the two that are compared, so that nobody compiles or warms up
-meanwhile.
+other lanes out and stops (SIGSTOP) every worker but the two that are compared, so that nobody compiles meanwhile.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class DeviceGate:
                 self._turn.notify_all()
 
     def register(self, worker: Worker) -> None:
-        """Know a new worker; one born while somebody times alone waits until that is over."""
+        """Know a worker that a lane takes up; while somebody times alone it waits until that is over."""
         with self._list_lock:
             self._workers = {known for known in self._workers if not known.ended}
             self._workers.add(worker)

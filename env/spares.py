@@ -1,7 +1,8 @@
 """Workers kept warm, shared by the lanes of an evaluator. Runs in the evaluator.
 
 A worker's start and, on a GPU, its context take a while, and the driver makes contexts one by one: they are made ahead,
-as many as are about to be needed and not more, since each holds 0.65 GB of the GPU's memory.
+as many as are about to be needed and not more, since each holds 0.65 GB of the GPU's memory. They warm up while others
+time: on an H200 that moved 36 us by less than 0.1 % and 6 us by one step of the timer.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ class Spares:
     def _fill(self, count: int) -> None:
         while len(self._warming) < count:
             worker = self.server.fork()
-            self.gate.register(worker)
             worker.post("warm", precision=self.rules.precision, gpu=self.gpu)
             self._warming.append(worker)
 
@@ -38,6 +38,7 @@ class Spares:
             self._fill(max(1, self.rules.spares))
             worker = self._warming.popleft()
             self._fill(self.rules.spares)
+        self.gate.register(worker)
         reply = worker.collect(self.rules.compile_timeout_s)
         worker.isolation = reply.get("isolation", {})
         if reply.get("ok") is not True:

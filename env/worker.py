@@ -40,6 +40,9 @@ _PASSED_ON = (
     "PYTHONPATH",
     isolation.LAYERS_OFF,
 )
+# Queues from the host to the GPU, 8 unless told otherwise. Making a context costs the driver, which makes them one by
+# one, 0.25 s with 8, 0.12 s with 2, 0.085 s with 1 on an H200, and ending it 0.10, 0.05 and 0.03 s.
+CUDA_CONNECTIONS = 2
 CPU_ADDRESS_SPACE = 24 << 30
 MAX_HOST_BYTES = 8 << 30
 _REQUEST_S = 30.0
@@ -141,6 +144,7 @@ class ForkServer:
             PYTHONDONTWRITEBYTECODE="1", TRITON_F32_DEFAULT="ieee",
             TORCHDYNAMO_DISABLE="1", HF_HUB_OFFLINE="1", PYTHONHASHSEED="0",
             TRITON_CACHE_DIR=str(self.home), TORCHINDUCTOR_CACHE_DIR=str(self.home), CUDA_MODULE_LOADING="LAZY",
+            CUDA_DEVICE_MAX_CONNECTIONS=str(CUDA_CONNECTIONS), CUDA_DEVICE_MAX_COPY_CONNECTIONS="1",
         )  # fmt: skip
         environment["TRITON_INTERPRET"] = "0" if device == "cuda" else "1"
         arguments = [str(theirs.fileno()), device, str(self.home), str(max_host_bytes)]
@@ -279,6 +283,7 @@ class Worker:
         # Time that this worker stood still for somebody else's timing: it doesn't count against its budget.
         self._stopped_s = 0.0
         self._stopped_at: float | None = None
+        self._stopped: set[int] = set()
 
     def post(self, op: str, fds: tuple[int, ...] = (), **request: Any) -> None:
         """Ask without waiting: `collect` later takes the answer."""
@@ -333,11 +338,12 @@ class Worker:
         """Stop the worker and all that it has started."""
         if self.ended:
             return
-        stopped: set[int] = set()
-        # Again until nobody new is found: a process may fork until the moment that it is stopped.
-        while found := self._processes() - stopped:
+        # The one that is known first; then again until nobody new is found: a process may fork until it is stopped.
+        found = {self.pid}
+        while found:
             signal_all(found, signal.SIGSTOP)
-            stopped |= found
+            self._stopped |= found
+            found = self._below() - self._stopped
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
 
@@ -345,11 +351,13 @@ class Worker:
         if self._stopped_at is None:
             return
         if not self.ended:
-            signal_all(self._processes(), signal.SIGCONT)
+            # Those that were stopped, and nobody else: what is stopped forks nobody.
+            signal_all(self._stopped, signal.SIGCONT)
+        self._stopped.clear()
         self._stopped_s, self._stopped_at = self.stopped_s(), None
 
-    def _processes(self) -> set[int]:
-        return {self.pid, *(descendants(self.supervisor)[0] if self.foreign else ())}
+    def _below(self) -> set[int]:
+        return set(descendants(self.supervisor)[0] if self.foreign else ())
 
     def alive(self) -> bool:
         """Whether it can still be asked something."""

@@ -87,6 +87,8 @@ def throughput(context: Context) -> None:
         context.data.update(lanes=lanes, skipped=skip, group=GROUP, cores=machine.describe("cpu")["cores"])
 
         def look(row: dict[str, Any], verdict: Verdict) -> None:
+            row["held_ms"] = (verdict.evidence.get("timing") or {}).get("held_ms")
+            row["rounds"] = (verdict.evidence.get("timing") or {}).get("rounds")
             if len(rows) == skip:
                 meter.busy_share()
             if len(rows) == skip + 2 * lanes:

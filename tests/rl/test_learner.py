@@ -275,4 +275,5 @@ def test_on_a_gpu_bf16_stays_close_to_fp32_and_weights_stay_fp32():
     metrics = learner.update(rows, got)
     assert metrics["policy/skipped"] == 0
     assert metrics["policy/clip_share"] < 0.01
-    assert {p.dtype for p in learner.model.parameters()} == {torch.float32}
+    assert {p.dtype for p in learner.model.parameters()} == {torch.bfloat16}
+    assert {w.dtype for w in learner.weights} == {torch.float32}
