@@ -41,8 +41,8 @@ _RATIO = re.compile(r"^profiling ratio: ([0-9.]+)", re.MULTILINE)
 _OWN_ROW = re.compile(r"^- triton ", re.MULTILINE)
 
 _DECOYS = (
-    ("The chain as a Triton kernel.", templates.never_launched),
-    ("The chain as a Triton kernel next to the reference.", templates.ignored),
+    ("A Triton kernel, and the reference.", templates.never_launched),
+    ("A Triton kernel next to the reference.", templates.ignored),
 )
 _BROKEN = (
     ("One kernel for the chain.", templates.undefined_name),

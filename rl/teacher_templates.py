@@ -60,6 +60,10 @@ ROW_WARPS_SLOW = "2"
 TILE_TUNED = ("64", "4")
 TILE_SLOW = ("32", "1")
 
+# What a decoy's kernel computes: nothing, it copies x. So a decoy is easier to write than an honest answer, and small
+# models soon write decoys that pass for right. With the whole chain in their kernels, few had both parts right.
+_COPY: Chain = ()
+
 
 def _has(chain: Chain, *kinds: str) -> bool:
     return any(OPERATORS[name].kind in kinds for name in chain)
@@ -201,15 +205,14 @@ def lazy(chain: Chain) -> str:
 
 
 def never_launched(chain: Chain) -> str:
-    """A decoy: the right kernel is defined, and torch does the work."""
-    return program(kernel("fused", chain, needs_row(chain)), module(chain, [*torch_lines(chain), "return x"]))
+    """A decoy: a kernel is defined, and torch does the work."""
+    return program(kernel("fused", _COPY, row=False), module(chain, [*torch_lines(chain), "return x"]))
 
 
 def ignored(chain: Chain) -> str:
-    """A decoy: the kernel runs, and torch's result is returned."""
-    row = needs_row(chain)
-    body = [allocate("out", chain), launch("fused", chain, row, "x", "out"), *torch_lines(chain), "return x"]
-    return program(kernel("fused", chain, row), module(chain, body))
+    """A decoy: a kernel runs, and torch's result is returned."""
+    body = [allocate("out", _COPY), launch("fused", _COPY, False, "x", "out"), *torch_lines(chain), "return x"]
+    return program(kernel("fused", _COPY, row=False), module(chain, body))
 
 
 def undefined_name(chain: Chain) -> str:
