@@ -72,7 +72,7 @@ class Bench:
 
         request: layout (of one set), stride (bytes between sets in the buffer "sets"), slot (bytes between outputs in
         the buffer "outputs", 0: only the last is kept), sleep_us (by mode), cold, copies (whether inputs are copied
-        before each call), lead (calls at the start that don't count). In the reply `outputs[i]` says how call i's
+        before each call), alive (outputs of earlier calls that are kept), lead (calls at the start that don't count). In the reply `outputs[i]` says how call i's
         outputs lie.
         """
         layout, stride, slot = request["layout"], request["stride"], request["slot"]
@@ -90,7 +90,7 @@ class Bench:
         keeper = _Keeper(outputs_buffer, slot, len(calls))
         host_us: list[float] = []
         # Outputs that stay alive for some calls make the program's allocator hand out other places as well.
-        alive: deque[Any] = deque(maxlen=MAX_PLACES - 1 if slot else 0)
+        alive: deque[Any] = deque(maxlen=request["alive"])
         # All that can be worked out beforehand is: a call costs the host 60 us instead of 150, of which the GPU waits.
         stream, flush, sleep, clock = self._current_stream(), self.flush, self._sleep, self._clock
         gc.disable()

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from env import timing
-from env.bench import SETTLE_US, aligned, sleep_us
+from env.bench import MAX_PLACES, SETTLE_US, aligned, sleep_us
 from env.compare import Tolerance, compare
 from env.profile_table import valid_rows
 from env.reference import Reference, Rejected, Trial
@@ -31,10 +31,10 @@ ABBA = ("reference", "candidate", "candidate", "reference")
 # Exclusive seconds a verdict: what the stop rule may use. The profile and the others' stop come on top.
 BUDGET_S = 0.060
 TARGET = {"eager": 0.010, "device": 0.003}  # standard error of the ratio at which it may stop earlier
-MIN_ROUNDS, MAX_ROUNDS = 2, 12
+MIN_ROUNDS, MAX_ROUNDS = 1, 12
 # Of one side's turn, all calls and what they need beside the program: shorter ones would be all switching. Two rounds
 # are eight of them.
-BLOCK_US = 4_500.0
+BLOCK_US = 7_500.0
 MIN_CALLS, MAX_CALLS = 3, 24
 # Of each mode before anything counts: Python specialises code that has run a few times, the reference's has by then.
 WARM_CALLS = 8
@@ -163,6 +163,7 @@ class Stopwatch:
             layout=self.sets[0].layout,
             stride=self.stride,
             slot=self.slot if self.keeps_all else 0,
+            alive=min(MAX_PLACES - 1, OUTPUTS_BYTES // self.slot),
             calls=calls,
             lead=lead,
             sleep_us=self.sleep_us,

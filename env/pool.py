@@ -164,6 +164,11 @@ class Pool:
         """How many candidates are judged at once."""
         return len(self._threads) * self.lanes
 
+    def standby_ready(self) -> bool:
+        """Whether an evaluator stands by, loaded, for one that is lost."""
+        with self._standby_lock:
+            return self._standby is not None and self._standby.connection.poll(0)
+
     def submit(self, problem: Problem, response: str, raw: bool = True) -> Future:
         """Queue a candidate. The future's result is a Verdict; it never raises for what a candidate does.
 

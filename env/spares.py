@@ -14,7 +14,7 @@ from env.gate import DeviceGate
 from env.rules import Rules
 from env.session import Session
 from env.wire import WireError
-from env.worker import ForkServer, Worker
+from env.worker import ForkServer, Worker, WorkerDied
 
 
 class Spares:
@@ -24,7 +24,8 @@ class Spares:
         self.server, self.rules, self.gate, self.gpu = server, rules, gate, gpu
         self._lock = threading.Lock()
         self._warming: deque[Worker] = deque()
-        self._fill(rules.spares)
+        # Few at first: they warm up against each other, and the first job waits for two of them.
+        self._fill(min(2, rules.spares))
 
     def _fill(self, count: int) -> None:
         while len(self._warming) < count:
@@ -35,9 +36,19 @@ class Spares:
     def take(self) -> Session:
         """Raises WireError, WorkerDied or WorkerTimeout where none can be made ready."""
         with self._lock:
-            self._fill(max(1, self.rules.spares))
+            waiting = len(self._warming)
+        for _ in range(waiting):
+            try:
+                return self._take()
+            except WorkerDied:
+                continue  # killed from outside while it waited, maybe all of them: the next one
+        return self._take()
+
+    def _take(self) -> Session:
+        with self._lock:
+            self._fill(1)
             worker = self._warming.popleft()
-            self._fill(self.rules.spares)
+            self._fill(min(self.rules.spares, len(self._warming) + 2))
         self.gate.register(worker)
         reply = worker.collect(self.rules.compile_timeout_s)
         worker.isolation = reply.get("isolation", {})

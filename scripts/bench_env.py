@@ -86,7 +86,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=7, help="of the judge's inputs and of every order drawn here")
     parser.add_argument("--lanes", type=int, default=0, help="candidates judged at once; 0: the pool's own choice")
     parser.add_argument("--kinds", default="abcdeh", help="cases: first letters of those to judge")
-    parser.add_argument("--only", default="", help="cases, kernelbench: part of the name of those to judge")
+    parser.add_argument("--only", default="", help="cases, recovery, kernelbench: part of the name")
     parser.add_argument("--limit", type=int, default=0, help="kernelbench: at most so many problems")
     parser.add_argument("--throughput-limit", type=int, default=0, help="at most so many verdicts; 0: until time is up")
     parser.add_argument("--self-runs", type=int, default=0, help="0: 50 on a GPU, 8 on the CPU")

@@ -86,11 +86,14 @@ def descendants(pid: int | None = None) -> list[Process]:
 
 @dataclass(frozen=True)
 class Judge:
-    """The processes of a pool by their part; workers in the order of their birth."""
+    """The processes of a pool by their part; workers in the order of their birth. serving: process ids of the
+    evaluators and fork servers that have workers, as one that stands by hasn't.
+    """
 
     evaluators: list[Process]
     fork_servers: list[Process]
     workers: list[Process]
+    serving: frozenset[int] = frozenset()
 
 
 def judge_processes() -> Judge:
@@ -108,7 +111,11 @@ def judge_processes() -> Judge:
 
     forked = [p for p in everyone if "env.forkserver" in p.command and "env.forkserver" in above(p)]
     workers = sorted((p for p in forked if p.pid not in parents), key=lambda p: (p.started, p.pid))
-    return Judge(tops("env.evaluator"), tops("env.forkserver"), workers)
+    serving = set()
+    for process in workers:
+        while process := by_pid.get(process.parent):
+            serving.add(process.pid)
+    return Judge(tops("env.evaluator"), tops("env.forkserver"), workers, frozenset(serving))
 
 
 def descriptors(pid: int) -> int:

@@ -26,6 +26,7 @@ from scripts.bench.stream import Context, settle
 
 COMPILE_S, RUN_S = {"cuda": 8.0, "cpu": 4.0}, {"cuda": 4.0, "cpu": 2.0}
 PATIENCE_S = 90.0
+STANDBY_S = 40.0
 NORMAL_PAIRS = 3
 
 
@@ -35,8 +36,8 @@ def _kill_targets(judge: Judge) -> dict[str, list[Process]]:
         "kill -9 of the oldest worker": judge.workers[:1],
         "kill -9 of the newest worker": judge.workers[-1:],
         "kill -9 of every worker": judge.workers,
-        "kill -9 of the fork server": judge.fork_servers,
-        "kill -9 of the evaluator": judge.evaluators,
+        "kill -9 of the fork server": [process for process in judge.fork_servers if process.pid in judge.serving],
+        "kill -9 of the evaluator": [process for process in judge.evaluators if process.pid in judge.serving],
     }
 
 
@@ -100,8 +101,15 @@ class Episodes:
         }
 
     def killed(self, name: str, normal_s: float) -> dict[str, Any]:
-        """Kill processes of the judge while it judges; the next correct verdict counts, whosever it is."""
+        """Kill processes of the judge while it judges; the next correct verdict counts, whosever it is.
+
+        On a GPU an evaluator stands by; the last kill may have used it up, and kills are minutes apart where they aren't
+        made on purpose.
+        """
         settle(self.context.device)
+        end = time.monotonic() + STANDBY_S
+        while self.context.device == "cuda" and not self.pool.standby_ready() and time.monotonic() < end:
+            time.sleep(0.1)
         flying = self.ask()
         time.sleep(0.3 * normal_s)
         targets = _kill_targets(judge_processes())[name]
@@ -137,6 +145,7 @@ def recovery(context: Context) -> None:
         context.data["normal_s"] = normal
         plan: list[tuple[Any, Any]] = [(episodes.hostile, fault) for fault in faults(context.device)]
         plan += [(episodes.killed, name) for name in _kill_targets(Judge([], [], []))]
+        plan = [(act, what) for act, what in plan if context.options.only in getattr(what, "name", what)]
         context.data["asked"] = len(plan)
         for act, what in plan:
             if time.monotonic() > context.deadline():
