@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 import weakref
@@ -39,7 +38,6 @@ class Engine:
             alive.append(weakref.ref(weight))
             self.held[name] = weight.clone()
             del weight
-            gc.collect()
             self.most = max(self.most, sum(ref() is not None for ref in alive))
             if len(self.held) == self.fail_after:
                 raise EngineError("no memory for more")
