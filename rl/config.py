@@ -145,8 +145,26 @@ class Sft:
 
 
 @dataclass(frozen=True)
+class Engine:
+    """What samples. `hf`: the learner's own model, no copy of it. `vllm`: vLLM in this process, for models of real size
+    (rl/engines/vllm.py); under torchrun one a rank. The rest is for vllm alone.
+
+    `memory_share`: of the whole GPU, vLLM's part while it is awake. `kv_cache_gib`: size of its key-value cache; 0: what
+    its part leaves beside the weights. `seeded`: an answer's draws come from its own seed; without, sampling is faster.
+    `eager`: no compiling and no graphs: starts in seconds, samples slower. `push_timeout_s`: for handing over weights.
+    """
+
+    name: Literal["hf", "vllm"] = "hf"
+    memory_share: float = ranged(0.5, above=0, high=0.98)
+    kv_cache_gib: float = ranged(0.0, low=0)
+    seeded: bool = True
+    eager: bool = False
+    push_timeout_s: float = ranged(120.0, above=0)
+
+
+@dataclass(frozen=True)
 class Rollout:
-    """Sampling for training. `batch_size` is how many prompts the plain engine decodes at once.
+    """Sampling for training. `batch_size` is how many prompts an engine decodes at once.
 
     `min_new_tokens`: a turn is begun only where at least so many tokens fit into the context behind its prompt (0: all
     of max_new_tokens); a trajectory ends there otherwise. `max_infra_share`: where more of a step's turns can't be
@@ -291,6 +309,7 @@ class Config:
     server: Server = field(default_factory=Server)
     collect: Collect = field(default_factory=Collect)
     sft: Sft = field(default_factory=Sft)
+    engine: Engine = field(default_factory=Engine)
     rollout: Rollout = field(default_factory=Rollout)
     reward: Reward = field(default_factory=Reward)
     advantage: Advantage = field(default_factory=Advantage)
