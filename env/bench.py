@@ -72,8 +72,8 @@ class Bench:
 
         request: layout (of one set), stride (bytes between sets in the buffer "sets"), slot (bytes between outputs in
         the buffer "outputs", 0: only the last is kept), sleep_us (by mode), cold, copies (whether inputs are copied
-        before each call), alive (outputs of earlier calls that are kept), lead (calls at the start that don't count). In the reply `outputs[i]` says how call i's
-        outputs lie.
+        before each call), alive (outputs of earlier calls that are kept), lead (calls at the start that don't count).
+        In the reply `outputs[i]` says how call i's outputs lie.
         """
         layout, stride, slot = request["layout"], request["stride"], request["slot"]
         sets, outputs_buffer = buffers["sets"].tensor, buffers["outputs"].tensor

@@ -51,6 +51,9 @@ class Spares:
             self._fill(min(self.rules.spares, len(self._warming) + 2))
         self.gate.register(worker)
         reply = worker.collect(self.rules.compile_timeout_s)
+        # It answered before it was taken; its channel closes before its context is gone and it can be seen to be dead.
+        if worker.wire.readable(0.0) or not worker.alive():
+            raise WorkerDied(worker.end(), "a warm worker was killed while it waited", outside=True)
         worker.isolation = reply.get("isolation", {})
         if reply.get("ok") is not True:
             worker.end()

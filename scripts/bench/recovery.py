@@ -103,8 +103,8 @@ class Episodes:
     def killed(self, name: str, normal_s: float) -> dict[str, Any]:
         """Kill processes of the judge while it judges; the next correct verdict counts, whosever it is.
 
-        On a GPU an evaluator stands by; the last kill may have used it up, and kills are minutes apart where they aren't
-        made on purpose.
+        On a GPU an evaluator stands by; the last kill may have used it up, and kills are minutes apart where nobody
+        makes them on purpose.
         """
         settle(self.context.device)
         end = time.monotonic() + STANDBY_S
