@@ -22,8 +22,8 @@ from env.problems import write_folder
 from env.records import Problem
 from rl.records import read_trajectories
 
-# Some three minutes on two free cores, most of them decoding and judging; nothing smaller has verdicts to learn from. The
-# rest is room for a machine that others use, too.
+# Some three minutes on two free cores, most of them decoding and judging; nothing smaller has verdicts to learn from.
+# The rest is room for a machine that others use, too.
 pytestmark = pytest.mark.budget(420)
 ROOT = Path(__file__).resolve().parent.parent
 OPERATORS = ("relu", "sigmoid", "tanh", "abs", "square", "half", "add_one", "silu")
@@ -83,15 +83,15 @@ def test_one_command_from_nothing_to_a_report_of_a_policy_that_learned(tmp_path)
         values = [step[name] for step in steps]
         return sum(values[:2]) / 2, sum(values[-3:]) / 3
 
-    # On problems that were trained on, which differ from step to step. Measured: decoys 0.41 -> 0.08, rewards 1.5 -> 2.8;
-    # without learning (optim.lr=1e-12) 0.43 -> 0.41 and 1.5 -> 1.7.
+    # On problems that were trained on, which differ from step to step. Measured: decoys 0.41 -> 0.08, rewards
+    # 1.5 -> 2.8; without learning (optim.lr=1e-12) 0.43 -> 0.41 and 1.5 -> 1.7.
     before, after = change("hack/ratio")
     assert before > 0.2 and after < 0.5 * before
     before, after = change("reward/mean")
     assert after > before + 0.6
 
-    # On held-out ones. Measured: rewards 0 -> 1.4 -> 1.9, decoys 0.28 -> 0.08. Both evaluations draw from the same seeds:
-    # without learning they are the same to the last digit.
+    # On held-out ones. Measured: rewards 0 -> 1.4 -> 1.9, decoys 0.28 -> 0.08. Both evaluations draw from the same
+    # seeds: without learning they are the same to the last digit.
     sft, rl = summary(run, "sft"), summary(run, "rl")
     assert sft["reward_mean"]["value"] > untrained_reward(run, tmp_path / "untrained") + 0.5
     assert rl["reward_mean"]["value"] > sft["reward_mean"]["value"] + 0.15
