@@ -149,7 +149,7 @@ class Engine:
     """What samples. `hf`: the learner's own model, no copy of it. `vllm`: vLLM in this process, for models of real size
     (rl/engines/vllm.py); under torchrun one a rank. The rest is for vllm alone.
 
-    `memory_share`: of the whole GPU, vLLM's part while it is awake. `kv_cache_gib`: size of its key-value cache; 0: what
+    `memory_share`: of the whole GPU, vLLM's part while it is awake. `kv_cache_gib`: its key-value cache; 0: what
     its part leaves beside the weights. `seeded`: an answer's draws come from its own seed; without, sampling is faster.
     `eager`: no compiling and no graphs: starts in seconds, samples slower. `push_timeout_s`: for handing over weights.
     """

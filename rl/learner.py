@@ -53,7 +53,7 @@ class Learner:
         self.device = distributed.start(config.device)
         self.model = model.to(self.device).float()
         self._copy: torch.nn.Module | None = None
-        if distributed.world() > 1 and distributed.first():
+        if distributed.world() > 1 and distributed.first() and config.engine.name == "hf":
             self._copy = plain_copy(self.model, torch.bfloat16 if train.autocast else torch.float32)
         temperature = config.rollout.temperature if temperature is None else temperature
         self.policy = Policy(self.model, temperature, train.recompute, train.compile)
@@ -200,7 +200,8 @@ class Learner:
     @torch.no_grad()
     def plain_model(self) -> torch.nn.Module | None:
         """An ordinary model with the present weights, for an engine to sample from, in the dtype that is computed in:
-        the learner's own in one process; with several ranks a copy on rank 0, and None on the others."""
+        the learner's own in one process; with several ranks a copy on rank 0, and None on the others (and everywhere
+        where engines have weights of their own: rl/weight_sync.py)."""
         if distributed.world() == 1:
             return self.model
         targets = dict(self._copy.named_parameters()) if self._copy is not None else {}
@@ -218,7 +219,8 @@ class Learner:
             value = distributed.full(weight.detach())  # all ranks take part in this, rank 0 keeps it
             if distributed.first():
                 whole[name] = value.cpu()
-        model = self._copy if distributed.world() > 1 else self.model
+        with torch.device("meta"):  # for its configuration alone: the weights are given
+            model = type(self.model)(self.model.config)
         distributed.agree(lambda: checkpoint.save_folder(model, tokenizer, folder, whole))
 
 

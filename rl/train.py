@@ -7,7 +7,8 @@ and on the CPU ends in the same bytes as a run that was never killed.
 
 Under torchrun the learner is sharded over the ranks. Rank 0 alone samples, judges and writes: then a step has one
 writer and one order of samples, and its trajectories are those of a run in one process. They are broadcast, and from
-there on all ranks compute the same.
+there on all ranks compute the same. With engine.name = vllm every rank answers its share of what rank 0 samples, and
+sleeps while the learner works.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from tqdm import tqdm
 from env.pool import PoolError
 from env.problems import ProblemError, load_jsonl
 from env.records import Problem
-from rl import checkpoint, distributed, seeding
+from rl import checkpoint, distributed, seeding, weight_sync
 from rl.advantages import advantages
 from rl.batch import Row, rows_of
 from rl.config import Config, ConfigError, load_run
 from rl.engines.base import Engine, EngineError
+from rl.engines.ranks import RankEngine, together
 from rl.learner import Learner
 from rl.loss import kl_k3
 from rl.metrics import MetricsWriter, evaluation_metrics, gpu_memory, rollout_metrics
@@ -101,7 +103,7 @@ def train_step(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """One step of RL on `problems`; trajectories go to `path`. Returns (metrics, wall-clock values).
 
-    engine and judge are there on rank 0, and None on the others.
+    judge is there on rank 0, and None on the others; so is an engine that isn't each rank's own.
     """
     begun = time.perf_counter()
     plan = training_plan(config, chat, step, learner.version)
@@ -110,9 +112,11 @@ def train_step(
         path.unlink(missing_ok=True)
         return rollout(engine, judge, chat, problems, plan, path, f"step {step}")
 
-    trajectories, wall = distributed.agree(sample)
+    trajectories, wall = together(engine, sample)
     refuse_broken_step(trajectories, config.rollout.max_infra_share)
     learning = time.perf_counter()
+    if config.engine.name == "vllm":
+        engine.sleep()  # its memory is the learner's now; the push wakes it
     set_advantages(trajectories, config)
     rows = [row for trajectory in trajectories for row in rows_of(trajectory)]
     sampled = [torch.tensor(row.rollout_logprobs) for row in rows]
@@ -129,9 +133,7 @@ def train_step(
     metrics["policy/kl"] = kl_k3(before.logprobs, sampled)
     metrics |= learner.update(rows, before.logprobs, weights)
     metrics["policy/version"] = learner.version
-    model = learner.plain_model()
-    if engine:
-        engine.push(model)
+    wall["seconds/push"] = weight_sync.push(learner, engine)
     ended = time.perf_counter()
     wall["seconds/learn"] = ended - learning
     wall["seconds/step"] = ended - begun
@@ -158,7 +160,7 @@ def evaluate_step(
         plan = evaluation_plan(config, chat.stop_ids, config.eval.during_samples, learner.version)
         return evaluation_metrics(evaluate_problems(engine, judge, chat, problems, plan, path))
 
-    metrics = distributed.agree(sample)
+    metrics = together(engine, sample)
     return metrics, {"seconds/evaluate": time.perf_counter() - begun}
 
 
@@ -192,6 +194,32 @@ def resume(learner: Learner, folder: Path, config: Config) -> int:
     return done
 
 
+def make_engine(config: Config, learner: Learner, model_folder: Path) -> Engine | None:
+    """What samples, with the learner's present weights. The plain engine shares the learner's own model, on rank 0
+    alone; vLLM is started from `model_folder` on every rank. Raises EngineError."""
+    if config.engine.name == "hf":
+        from rl.engines.hf import HFEngine
+
+        model = learner.plain_model()
+        return HFEngine(model, config.rollout.batch_size) if distributed.first() else None
+    from rl.engines.vllm import VLLMEngine
+
+    own = VLLMEngine(
+        model_folder,
+        config.rollout.batch_size,
+        config.model.context,
+        torch.bfloat16 if config.train.autocast else torch.float32,
+        config.engine.memory_share,
+        int(config.engine.kv_cache_gib * 2**30),
+        config.engine.seeded,
+        config.engine.eager,
+        distributed.world(),
+    )
+    engine = RankEngine(own) if distributed.world() > 1 else own
+    weight_sync.push(learner, engine)  # those of the checkpoint, if there is one; and checked before the first step
+    return engine
+
+
 def save(learner: Learner, folder: Path, step: int, config: Config) -> None:
     """A checkpoint after `step`, which is the data cursor too (`pick_problems`)."""
     plain = {
@@ -215,15 +243,13 @@ def main(run: Path) -> None:
     distributed.start(config.device)
     seeding.seed_everything(config.seed)
     from rl import modeling  # imports transformers, which takes seconds: not for a finished stage
-    from rl.engines.hf import HFEngine
 
     model, tokenizer = modeling.load(run / "sft" / "model", config.device)
     chat = Chat(tokenizer)
     learner = Learner(model, config)
     done = resume(learner, folder, config)
-    plain_model = learner.plain_model()
     steps, every, first = config.train.steps, config.train.checkpoint_every, distributed.first()
-    engine = HFEngine(plain_model, config.rollout.batch_size) if first else None
+    engine = make_engine(config, learner, run / "sft" / "model")
     with (
         make_pool(config) if first else contextlib.nullcontext() as judge,
         MetricsWriter(folder, resume_step=done + 1 if done else 0) if first else contextlib.nullcontext() as writer,

@@ -143,6 +143,7 @@ def _late(name: str, error: Exception) -> distributed.RankError:
     at = f" at {name}" if name else ""
     reason = str(error).strip().partition("\n")[0][:200]
     return distributed.RankError(
-        f"handing over weights stopped{at}: another rank is gone, or took longer than engine.push_timeout_s ({reason}). "
-        "The first rank that complained says why; run the same command again to go on from the newest checkpoint"
+        f"handing over weights stopped{at}: another rank is gone, or took longer than engine.push_timeout_s "
+        f"({reason}). The first rank that complained says why; run the same command again to go on from the newest "
+        "checkpoint"
     )

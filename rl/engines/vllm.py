@@ -94,11 +94,12 @@ class VLLMEngine:
         }
         if kv_cache_bytes:
             self._settings["kv_cache_memory_bytes"] = kv_cache_bytes
-        if ranks > 1:
+        self._among_ranks = ranks > 1
+        if self._among_ranks:
             self._settings["distributed_executor_backend"] = "external_launcher"
         self._folder, self._scratch = Path(folder), None
         self._llm: Any = None
-        self._count = 0
+        self._count, self._failed = 0, False
         self._start(self._folder)
 
     # ---- sampling
@@ -128,7 +129,7 @@ class VLLMEngine:
                         request, limit = under_way.pop(output.request_id)
                         yield request, self._completion(output, limit, sampling)
         finally:
-            if under_way and self._llm is not None:  # whoever asked went away in the middle
+            if under_way and not self._failed:  # whoever asked went away in the middle
                 self._guard(engine.abort_request, list(under_way))
 
     def _limit(self, request: Request, sampling: Sampling) -> int:
@@ -199,7 +200,7 @@ class VLLMEngine:
         """
         if self._on_cpu:
             self._rebuild(weights)
-        elif self._llm is None:
+        elif self._llm is None or self._failed:
             raise EngineError("the vLLM engine has ended; run the same command again")
         else:
             self._load(weights)
@@ -282,7 +283,9 @@ class VLLMEngine:
         if self._llm is not None:
             core = getattr(self._llm.llm_engine, "engine_core", None)
             self._llm = None
-            if core is not None:
+            if core is not None and self._among_ranks:
+                core._finalizer.detach()  # a shutdown would end the learner's process group too
+            elif core is not None:
                 core.shutdown()
             del core
             gc.collect()
@@ -298,6 +301,8 @@ class VLLMEngine:
         return release_of(self.version)
 
     def _awake(self) -> Any:
+        if self._failed:
+            raise EngineError("the vLLM engine has failed before; run the same command again")
         if self._llm is None or not self.awake:
             raise EngineError("the vLLM engine is asleep, its weights are gone: push weights to it first")
         return self._llm
@@ -307,7 +312,7 @@ class VLLMEngine:
         try:
             return call(*arguments, **named)
         except Exception as error:
-            self._llm, self.awake = None, False
+            self._failed = True  # kept, not dropped: its end would be that of the ranks' process group
             memory = isinstance(error, torch.OutOfMemoryError)
             remedy = (
                 "lower engine.memory_share, rollout.batch_size or train.micro_batch_tokens, then " if memory else ""

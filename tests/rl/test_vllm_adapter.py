@@ -181,8 +181,10 @@ def test_a_failure_in_a_push_is_an_engine_error(engine):
     engine._llm.reset_prefix_cache = lambda: 1 / 0
     with pytest.raises(EngineError, match=r"failed .ZeroDivisionError.*same command again"):
         engine.push(Policy(1))
-    with pytest.raises(EngineError, match="asleep"):
+    with pytest.raises(EngineError, match="failed before"):
         engine.check([0.0])
+    with pytest.raises(EngineError, match="has ended"):
+        engine.push(Policy(1))
 
 
 def test_the_checksum_knows_neither_order_nor_cuts_nor_padding():
