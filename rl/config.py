@@ -35,7 +35,8 @@ class Problems:
 
 @dataclass(frozen=True)
 class Env:
-    """The judge. `slots` 0: as many as the device allows; `trials`: random inputs a candidate must match. `profile`,
+    """The judge. `slots` 0: as many as the device allows; `lanes`: candidates in work at once on each, which take about
+    1.6 GiB of a GPU each (0: as suits a device of its own); `trials`: random inputs a candidate must match. `profile`,
     `precision`, `reference`, `time`: by whose rules values and times are judged (`env.rules`). `placement`: on the GPUs
     that the policy is on too, where sampling and judging take turns ("shared"), or on the others ("apart").
     """
@@ -46,6 +47,7 @@ class Env:
     reference: Literal["eager", "compile"] = "eager"
     time: Literal["eager", "device"] = "eager"
     slots: int = ranged(0, low=0)
+    lanes: int = ranged(0, low=0)
     trials: int = ranged(5, low=1)
     compile_timeout_s: float = ranged(60.0, above=0)
     run_timeout_s: float = ranged(60.0, above=0)
@@ -55,7 +57,8 @@ class Env:
 class Model:
     """The policy: a Hugging Face folder (`path`), or, where `path` is empty, a small Qwen3-shaped model built anew.
 
-    `context` (tokens) is the longest prompt + answer, for either kind.
+    `context` (tokens) is the longest prompt + answer, for either kind. Beside a `path`, the sizes are for plans made
+    where the folder isn't.
     """
 
     path: str = ""

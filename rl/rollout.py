@@ -267,4 +267,4 @@ def make_pool(config: Config) -> Pool:
     )
     seed = seeding.derive(config.seed, "judge") if config.device == "cpu" else None
     gpus = visible_gpus()[policy_gpus() :] if config.env.placement == "apart" else None
-    return Pool(device=config.device, slots=config.env.slots, seed=seed, rules=rules, gpus=gpus)
+    return Pool(device=config.device, slots=config.env.slots, lanes=config.env.lanes, seed=seed, rules=rules, gpus=gpus)
