@@ -1,62 +1,27 @@
 """The plan of a run in words: how much of what, on which device, and about how much memory it takes. Runs in
 scripts.prepare for a dry run; reads settings and a model folder's config.json only.
+
+`python -m scripts.plan RECIPE [--set a.b=c ...]` prints it alone, on any machine. Recipes that sample with vLLM are
+planned for boxes of eight GPUs, whatever is here (rl/placement.py).
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import math
-from dataclasses import dataclass
-from pathlib import Path
+import sys
 
-from rl.config import Config
+from env.pool import visible_gpus
+from rl import placement as boxes
+from rl.config import Config, ConfigError, load_recipe
 from rl.logprobs import CHUNK_LOGITS
+from rl.placement import GIB, Shape, shape_of
 from rl.rollout import policy_gpus
+from scripts import machine
 from scripts.machine import Gpu
 
-GIB = 2**30
 # Contexts of an evaluator and its workers, and the buffers of one problem; roughly.
 JUDGE_BYTES = 8 * GIB
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a decoder-only transformer."""
-
-    layers: int
-    width: int
-    mlp: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    tied: bool
-
-    @property
-    def parameters(self) -> int:
-        attention = 2 * self.width * self.head_dim * (self.heads + self.kv_heads)
-        layer = attention + 3 * self.width * self.mlp + 2 * self.width
-        return self.layers * layer + self.vocabulary * self.width * (1 if self.tied else 2)
-
-
-def shape_of(config: Config) -> Shape:
-    """The policy's sizes: those of the settings, or of the folder that they name."""
-    own = config.model
-    if not own.path:
-        head = own.width // own.heads
-        return Shape(own.layers, own.width, own.mlp, own.heads, own.kv_heads, head, own.vocab_size, True)
-    data = json.loads((Path(own.path) / "config.json").read_text(encoding="utf-8"))
-    width, heads = data["hidden_size"], data["num_attention_heads"]
-    return Shape(
-        layers=data["num_hidden_layers"],
-        width=width,
-        mlp=data["intermediate_size"],
-        heads=heads,
-        kv_heads=data.get("num_key_value_heads") or heads,
-        head_dim=data.get("head_dim") or width // heads,
-        vocabulary=data["vocab_size"],
-        tied=bool(data.get("tie_word_embeddings")),
-    )
 
 
 def memory(config: Config, shape: Shape, ranks: int = 1) -> dict[str, int]:
@@ -97,6 +62,10 @@ def describe(config: Config, found: list[Gpu]) -> list[str]:
         + (f", and every {config.eval.every} steps of RL" if config.eval.every else ""),
         "Placement:",
         *(f"  {line}" for line in placement(config, found, ranks)),
+    ]
+    if config.engine.name == "vllm" and config.device == "cuda":
+        return lines + [line for box in (*here(found), *boxes.BOXES) for line in boxes.describe(config, shape, box)]
+    lines += [
         f"Memory {'a GPU' if config.device == 'cuda' else 'of the policy'}, about, for {shape.parameters / 1e6:,.1f} M "
         "parameters:",
     ]
@@ -107,6 +76,14 @@ def describe(config: Config, found: list[Gpu]) -> list[str]:
     lines += [f"  {size / GIB:7.2f} GiB  {what}" for what, size in parts.items() if size]
     has = f" of {found[0].total / GIB:.0f}" if found and found[0].total else ""
     return [*lines, f"  {sum(parts.values()) / GIB:7.2f} GiB{has}  together"]
+
+
+def here(found: list[Gpu]) -> list[boxes.Box]:
+    """This machine as a box, where it has GPUs of one kind; their bandwidth is taken for that of an H200."""
+    if len({(gpu.name, gpu.total) for gpu in found}) != 1 or not found[0].total:
+        return []
+    name = f"this machine's {len(found)} x {found[0].name} (its bandwidth taken for an H200's)"
+    return [boxes.Box(name, len(found), found[0].total, boxes.BOXES[-1].bandwidth)]
 
 
 def placement(config: Config, found: list[Gpu], ranks: int) -> list[str]:
@@ -138,3 +115,23 @@ def faults(config: Config, found: list[Gpu]) -> list[str]:
         f"moments in fp32) and the smallest has {min(totals) / GIB:.0f}: start the stages under torchrun with at least "
         f"{needed} ranks, or take a smaller model"
     ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts.plan", description="The plan of a recipe; nothing is run or written."
+    )
+    parser.add_argument("recipe", help="a name in rl/recipes/ or a .toml file")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args(arguments)
+    try:
+        config = load_recipe(options.recipe, options.overrides)
+    except ConfigError as error:
+        print(f"plan: {error}", file=sys.stderr)
+        return 2
+    print(*describe(config, machine.gpus(visible_gpus()) if config.device == "cuda" else []), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

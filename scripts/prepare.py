@@ -242,7 +242,7 @@ def main(arguments: list[str] | None = None) -> int:
         config = load_recipe(options.recipe, options.overrides)
         if options.dry_run:
             print(f"Settings ({options.recipe}):\n{json.dumps(config.to_json(), indent=1)}")
-            if model_readable(config):
+            if model_readable(config) or not Path(config.model.path).exists():  # then by the settings' sizes
                 found = machine.gpus(visible_gpus()) if config.device == "cuda" else []
                 print(*plan.describe(config, found), sep="\n")
                 print(f"Disk: about {bytes_needed(config) / 2**30:.1f} GiB for {options.run}.", flush=True)
