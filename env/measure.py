@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from env import timing
-from env.bench import MAX_PLACES, SETTLE_US, aligned, sleep_us
+from env.bench import MAX_PLACES, SETTLE_US, aligned, batch_of
 from env.compare import Tolerance, compare
 from env.profile_table import valid_rows
 from env.reference import Reference, Rejected, Trial
@@ -31,10 +31,10 @@ ABBA = ("reference", "candidate", "candidate", "reference")
 # Exclusive seconds a verdict: what the stop rule may use. The profile and the others' stop come on top.
 BUDGET_S = 0.060
 TARGET = {"eager": 0.010, "device": 0.003}  # standard error of the ratio at which it may stop earlier
-MIN_ROUNDS, MAX_ROUNDS = 1, 12
+MIN_ROUNDS, MAX_ROUNDS = 2, 12
 # Of one side's turn, all calls and what they need beside the program: shorter ones would be all switching. Two rounds
 # are eight of them.
-BLOCK_US = 7_500.0
+BLOCK_US = 4_500.0
 MIN_CALLS, MAX_CALLS = 3, 24
 # Of each mode before anything counts: Python specialises code that has run a few times, the reference's has by then.
 WARM_CALLS = 8
@@ -42,7 +42,7 @@ WARM_CALLS = 8
 LEAD_CALLS, SLOW_CALL_US = 3, 400.0
 KEPT_CALLS = 2 * MAX_CALLS + LEAD_CALLS
 # Beside the program itself, for planning: what a call costs on an H200.
-FLUSH_US, COPIED_BYTES_PER_US, USUAL_HOST_US = 60.0, 4.0e6, 150.0
+FLUSH_US, COPIED_BYTES_PER_US, USUAL_HOST_US = 85.0, 4.0e6, 150.0
 # What the judge's clock can't tell from the host's own jitter between two synchronised calls.
 CLOCK_SLACK_US, CLOCK_SLACK_SHARE, CLAIM_SLACK_SHARE = 40.0, 0.25, 0.03
 WORKING_COPY_BYTES = 1 << 30
@@ -107,7 +107,7 @@ class Stopwatch:
         self.random = random.SystemRandom()
         self.orders: dict[int, list[int]] = {}
         self.running: Side | None = None
-        self.sleep_us = {"eager": 0.0, "device": sleep_us(USUAL_HOST_US)}
+        self.batch, self.sleep_us = batch_of(USUAL_HOST_US, WARM_CALLS)
 
     # Preparation, off the clock -------------------------------------------------------------------------------------
 
@@ -142,11 +142,12 @@ class Stopwatch:
         """How many calls a block holds: as many of each mode as fit into its time."""
         moved = 2 * (self.stride + self.slot) / COPIED_BYTES_PER_US
         slowest_us = max(side.host_us for side in self.sides.values())
-        self.sleep_us["device"] = sleep_us(slowest_us)
-        host_us = min(slowest_us, USUAL_HOST_US)
-        call_us = max(host_us, FLUSH_US + SETTLE_US + moved + quickest_us) + sum(self.sleep_us.values()) / 2
-        self.lead = LEAD_CALLS if call_us < SLOW_CALL_US else 1
-        self.calls = int(max(MIN_CALLS, min(MAX_CALLS, (BLOCK_US / call_us - self.lead) / 2)))
+        gpu_us = FLUSH_US + SETTLE_US + moved + quickest_us
+        eager_us = max(min(slowest_us, USUAL_HOST_US), gpu_us)
+        self.lead = LEAD_CALLS if eager_us < SLOW_CALL_US else 1
+        both_us = eager_us + 1.25 * slowest_us + gpu_us
+        self.calls = int(max(MIN_CALLS, min(MAX_CALLS, (BLOCK_US - self.lead * eager_us) / both_us)))
+        self.batch, self.sleep_us = batch_of(slowest_us, self.calls)
 
     def _poison(self, session: Session) -> None:
         """NaN in every float: an output that was never written, or written too late, can't look right."""
@@ -166,6 +167,7 @@ class Stopwatch:
             alive=min(MAX_PLACES - 1, OUTPUTS_BYTES // self.slot),
             calls=calls,
             lead=lead,
+            batch=self.batch,
             sleep_us=self.sleep_us,
             cold=self.rules.mean_of is None,
             copies=self.stride <= WORKING_COPY_BYTES,
@@ -258,7 +260,7 @@ class Stopwatch:
             raise Rejected("infra_error", "not measured: the timed calls gave no times")
         for mode in modes:
             side.times_us[mode].append([t for t, (_, asked) in zip(times, calls) if asked == mode])
-        sleeps = sum(self.sleep_us[mode] for _, mode in [*lead, *calls])
+        sleeps = -(-sum(mode == "device" for _, mode in calls) // self.batch) * self.sleep_us
         lead_us = len(lead) * statistics.median(times)
         side.overhead_us.append((seconds * 1e6 - sum(times) - lead_us - sleeps) / (len(calls) + len(lead)))
         side.calls += len(calls)
