@@ -75,13 +75,12 @@ def cards(run: Run) -> str:
         def get(section: str, key: str) -> object:
             return config.get(section, {}).get(key, "—")
 
-        shape = (
-            f"{get('rollout', 'prompts_per_step')} x {get('rollout', 'samples_per_prompt')} x {get('rollout', 'turns')}"
-        )
+        shape = f"{get('rollout', 'prompts_per_step')} x {get('rollout', 'samples_per_prompt')}"
         rows = [
-            ("problems, train / held out", f"{get('problems', 'train')} / {get('problems', 'heldout')}"),
+            ("train / held out", f"{get('problems', 'train')} / {get('problems', 'heldout')}"),
             ("RL steps", f"{len(run.rl_metrics)} of {get('train', 'steps')}"),
-            ("prompts x samples x turns", shape),
+            ("prompts x samples", shape),
+            ("turns", get("rollout", "turns")),
             ("advantage", get("advantage", "estimator")),
             ("MRS / PRS", f"{get('rejection', 'mrs')} / {get('rejection', 'prs')}"),
             ("seed", config.get("seed", "—")),
