@@ -11,6 +11,8 @@ from pathlib import Path
 
 from env.pool import visible_gpus
 from rl.config import Config, ConfigError
+from rl.engines.base import EngineError
+from rl.engines.vllm import installed
 from rl.rollout import policy_gpus
 from rl.wording import Wording
 
@@ -24,6 +26,11 @@ def faults(config: Config) -> list[str]:
         found.append(str(error))
     if config.model.path:
         found += model_faults(Path(config.model.path), config.model.context)
+    if config.engine.name == "vllm":
+        try:
+            installed()
+        except EngineError as error:
+            found.append(str(error))
     return found + placement_faults(config, visible_gpus() if config.device == "cuda" else [])
 
 

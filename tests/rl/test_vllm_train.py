@@ -1,4 +1,5 @@
-"""The RL stage with vLLM as its engine, in one process and in two ranks: the rows are the learner's own policy's."""
+"""The RL stage with vLLM as its engine, in one process and in two ranks: the rows are the learner's own policy's. And
+the bench of the engine, at its smallest."""
 
 from __future__ import annotations
 
@@ -74,3 +75,28 @@ def test_every_step_samples_from_the_weights_of_the_step_before(tmp_path, ranks)
     ]
     assert len(turns) == 2 * 2 * 4 * 2 and {turn.policy_version for turn in turns} == {0, 1}
     assert (run / "rl" / "DONE").exists()
+
+
+def test_the_bench_reports_what_it_says():
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.bench_vllm",
+        "--prompt",
+        "9",
+        "--new",
+        "8",
+        "--batch",
+        "3",
+        "--steps",
+        "2",
+    ]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    result = json.loads(done.stdout)  # nothing else is printed there
+    assert result["throughput"]["ours_seeded"]["tokens_per_s"] > 0 and result["throughput"]["plain"]["tokens_per_s"] > 0
+    assert result["logprob_gap"]["tokens"] == 3 * 8 and result["logprob_gap"]["largest"] < 1e-4
+    assert result["logprob_gap"]["mrs_by_length"]["8"]["kept"] == 1
+    assert len(result["steps"]["awake_gib"]) == 2 and result["steps"]["policy_version"] == 2
+    assert result["memory"]["asleep_gib"] < result["memory"]["awake_gib"]
