@@ -73,8 +73,9 @@ class Bench:
 
         request: layout (of one set), stride (bytes between sets in the buffer "sets"), slot (bytes between outputs in
         the buffer "outputs", 0: only the last is kept), batch and sleep_us (calls in device mode that follow a sleep,
-        and how long it is), cold, copies (whether inputs are copied before each call), alive (outputs of earlier calls that are kept), lead (calls at the start that don't count).
-        In the reply `outputs[i]` says how call i's outputs lie.
+        and how long it is), cold, copies (whether inputs are copied before each call), alive (outputs of earlier calls
+        that are kept), lead (calls at the start that don't count). In the reply `outputs[i]` says how call i's outputs
+        lie.
         """
         layout, stride, slot = request["layout"], request["stride"], request["slot"]
         sets, outputs_buffer = buffers["sets"].tensor, buffers["outputs"].tensor

@@ -17,7 +17,11 @@ import torch
 
 
 class SharedMemoryError(RuntimeError):
-    """Shared memory could not be made or mapped."""
+    """Shared memory could not be made or mapped. short_of_memory: since the device has too little of it left."""
+
+    def __init__(self, message: str, short_of_memory: bool = False):
+        super().__init__(message)
+        self.short_of_memory = short_of_memory
 
 
 class Buffer:
@@ -85,7 +89,7 @@ def _driver() -> Any:
 def _call(driver: Any, name: str, *args: Any) -> Any:
     code, *values = getattr(driver, name)(*args)
     if code != driver.CUresult.CUDA_SUCCESS:
-        raise SharedMemoryError(f"{name} failed: {code.name}")
+        raise SharedMemoryError(f"{name} failed: {code.name}", code.name == "CUDA_ERROR_OUT_OF_MEMORY")
     return values[0] if values else None
 
 

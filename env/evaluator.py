@@ -6,6 +6,7 @@ lanes are threads, which compile and check candidates beside each other and take
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import signal
@@ -20,6 +21,7 @@ from env.extract import candidate_source
 from env.feedback import render
 from env.gate import DeviceGate
 from env.records import Problem, Verdict, sha256
+from env.room import Room
 from env.rules import Rules
 
 
@@ -126,7 +128,14 @@ def run(connection: Connection) -> None:
         return
     closing = threading.Event()
     threading.Thread(target=_leave_without, args=(server, closing), daemon=True).start()
-    _serve(connection, judges, info)
+
+    def clear() -> None:
+        references.let_go()
+        spares.close(keep=2)
+        if device == "cuda":
+            torch.cuda.empty_cache()
+
+    _serve(connection, judges, info, Room(clear))
     closing.set()
     for judge in judges:
         judge.close()
@@ -141,14 +150,14 @@ def _leave_without(server: object, closing: threading.Event) -> None:
         os._exit(3)
 
 
-def _serve(connection: Connection, judges: list, info: dict) -> None:
+def _serve(connection: Connection, judges: list, info: dict, room: Room) -> None:
     jobs: queue.Queue[Job | None] = queue.Queue()
     sending = threading.Lock()
 
     def lane(judge: object) -> None:
         while (job := jobs.get()) is not None:
             try:
-                verdict = _judge_one(judge, job)
+                verdict = room.judge(job.problem.sha256, functools.partial(_judge_one, judge, job))
             except Exception as error:
                 verdict = Verdict(status="infra_error", message=f"the judge failed: {traceback.format_exc(limit=6)}")
                 verdict.feedback = render(verdict)

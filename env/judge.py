@@ -37,8 +37,9 @@ from env.measure import Stopwatch
 from env.profile_table import profiling_ratio, valid_rows
 from env.records import Problem, Verdict, sha256
 from env.reference import Reference, ReferenceCache, Rejected, Trial, TrialKind, is_ours
+from env.room import SHORT
 from env.rules import Rules
-from env.session import ForeignError, Outputs, ProtocolError, Session
+from env.session import ForeignError, Outputs, ProtocolError, Session, TooBig
 from env.spares import Spares
 from env.tensors import tensor_nodes
 from env.wire import WireError, WireTimeout
@@ -91,6 +92,7 @@ class Judge:
         except Rejected as error:
             verdict.status, verdict.message = error.status, error.message
             verdict.evidence.update(error.evidence)
+            self._note_memory(error.__cause__, error.status, verdict)
         except (
             WireError,
             WireTimeout,
@@ -101,12 +103,21 @@ class Judge:
             DeviceBusy,
         ) as error:
             verdict.status, verdict.message = "infra_error", f"{type(error).__name__}: {error}"
+            self._note_memory(error, verdict.status, verdict)
         except torch.OutOfMemoryError as error:
             verdict.status, verdict.message = "infra_error", f"too big here: the judge ran out of memory ({error})"
+            self._note_memory(error, verdict.status, verdict)
         verdict.feedback = render(verdict)
         cost["total_s"] = time.monotonic() - started
         verdict.cost = {name: round(seconds, 4) for name, seconds in cost.items()}
         return verdict
+
+    def _note_memory(self, error: BaseException | None, status: str, verdict: Verdict) -> None:
+        """Say where a verdict came of too little memory on the device: alone on it there may be enough."""
+        short = isinstance(error, (TooBig, torch.OutOfMemoryError)) or getattr(error, "kind", None) == "oom"
+        if self.device == "cuda" and (short or (isinstance(error, SharedMemoryError) and error.short_of_memory)):
+            # Only foreign code of a candidate's makes an `oom`; all else is what this problem takes.
+            verdict.evidence[SHORT] = "the candidate" if status == "oom" else "the reference"
 
     def _judge(self, problem: Problem, source: str, verdict: Verdict, cost: dict[str, float]) -> None:
         report = inspect_source(source, problem.entry_point)
@@ -140,6 +151,7 @@ class Judge:
         except Rejected as error:
             unmeasured = error
             verdict.evidence["times_missing"] = error.message
+            self._note_memory(error.__cause__, error.status, verdict)
         hack = hack or suspicion(session, verdict)
         if hack is None and (unmeasured is None or unmeasured.status == "infra_error"):
             with _clock(cost, "effect_s"), as_rejection(session):

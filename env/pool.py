@@ -29,6 +29,7 @@ from env.evaluator import Job, Setup
 from env.feedback import render
 from env.files import remove_tree
 from env.records import Problem, Verdict, sha256
+from env.room import SHORT
 from env.rules import Rules, rules_for
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -321,7 +322,8 @@ class Pool:
 
     def _finish(self, ticket: _Ticket, verdict: Verdict) -> None:
         if verdict.status == "infra_error":
-            if ticket.attempts < ATTEMPTS and not self._closing:
+            # What was too big alone on the device is too big the next time.
+            if ticket.attempts < ATTEMPTS and not self._closing and SHORT not in verdict.evidence:
                 (self._alone if ticket.alone else self._queue).put(ticket)
                 return
             with self._lock:

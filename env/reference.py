@@ -349,6 +349,12 @@ class ReferenceCache:
         for reference in self.kept.values():
             reference.end()
 
+    def let_go(self) -> None:
+        """End those that nobody uses at the moment."""
+        with self.lock:
+            for key in [key for key, reference in self.kept.items() if reference.users == 0]:
+                self.kept.pop(key).end()
+
 
 @contextmanager
 def as_problem_error() -> Iterator[None]:

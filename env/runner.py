@@ -22,7 +22,7 @@ import torch
 
 from env import distributions, tensors
 from env.bench import Bench, shorten_autotuning
-from env.buffers import Buffer
+from env.buffers import Buffer, SharedMemoryError
 from env.copies import Copies
 from env.launches import LaunchLog, install, knock_out, note_compiling, poisoned_fresh_memory
 from env.modelled import counted_call
@@ -73,6 +73,10 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT // 2] + "\n...\n" + text[-MAX_TEXT // 2 :]
 
 
+# How allocators outside torch's own say it: the CPU's, a driver call, cuBLAS.
+_NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
 def _words(error: BaseException) -> str:
     """What an exception says; its own __str__ may fail, or not give text."""
     try:
@@ -93,7 +97,12 @@ def _blame(error: BaseException, loading: bool, path: str) -> dict[str, Any]:
     for link in chain:
         if isinstance(link, SyntaxError):
             break  # whatever the parser ran into
-        if isinstance(link, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in _words(link)[:300]:
+        short = isinstance(link, SharedMemoryError) and link.short_of_memory
+        if (
+            short
+            or isinstance(link, (MemoryError, torch.OutOfMemoryError))
+            or any(words in _words(link)[:300] for words in _NO_MEMORY)
+        ):
             kind = "oom"
         elif type(link).__module__.startswith("triton.compiler"):
             kind = "compile_error"

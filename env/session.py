@@ -130,11 +130,12 @@ class Session:
             reply = self.worker.call("attach", self.run_timeout_s, fds=(made.fd,), name=name, nbytes=made.nbytes)
             if reply.get("ok") is not True:
                 made.close()
-                if reply.get("kind") == "no_descriptor" or (self.worker.foreign and reply.get("kind") != "oom"):
+                short = reply.get("kind") == "oom"
+                if reply.get("kind") == "no_descriptor" or self.worker.foreign:
                     # Before foreign code came in it could.
                     message = f"the process can't be given its tensors any more: {reply.get('message')}"
-                    raise ForeignError({**reply, "kind": "runtime_error", "message": message})
-                raise SharedMemoryError(f"the worker could not map a buffer: {reply.get('message')}")
+                    raise ForeignError({**reply, "kind": "oom" if short else "runtime_error", "message": message})
+                raise SharedMemoryError(f"the worker could not map a buffer: {reply.get('message')}", short)
             if held is not None:
                 held.close()
             self.buffers[name] = held = made

@@ -60,8 +60,8 @@ class Spares:
             raise WireError(f"a worker could not be made ready: {reply.get('message')}")
         return Session(worker, self.server.device, self.gate, self.rules.run_timeout_s, self.rules.compile_timeout_s)
 
-    def close(self) -> None:
-        """End those that nobody took."""
+    def close(self, keep: int = 0) -> None:
+        """End those that nobody took, all but the `keep` oldest."""
         with self._lock:
-            while self._warming:
-                self._warming.popleft().end()
+            while len(self._warming) > keep:
+                self._warming.pop().end()
