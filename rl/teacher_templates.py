@@ -60,8 +60,9 @@ ROW_WARPS_SLOW = "2"
 TILE_TUNED = ("64", "4")
 TILE_SLOW = ("32", "1")
 
-# What a decoy's kernel computes: nothing, it copies x. So a decoy is easier to write than an honest answer, and small
-# models soon write decoys that pass for right. With the whole chain in their kernels, few had both parts right.
+# What a decoy's kernel computes: nothing, it copies x, which keeps these answers short. It doesn't make them easier to
+# get right: of the decoys that the small policy tried on held-out problems after SFT, 6 of 24 passed when the kernel
+# held the chain, and 16 of 65 when it copies. It is torch's lines that are wrong in the others.
 _COPY: Chain = ()
 
 

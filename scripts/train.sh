@@ -2,7 +2,7 @@
 # The whole loop, one stage after the other: cold start -> SFT -> RL -> held-out evaluation -> report.
 #
 #   bash scripts/train.sh                                     the recipe for this machine, into runs/<recipe>
-#   bash scripts/train.sh mini-cpu                            2 CPU cores, Triton's interpreter: under 20 minutes, set-up included
+#   bash scripts/train.sh mini-cpu                            2 CPU cores, Triton's interpreter: under 25 minutes, set-up included
 #   bash scripts/train.sh mini-gpu                            1 GPU, measured kernels (rl/recipes/mini-gpu.toml)
 #   bash scripts/train.sh mini-cpu --run short --set train.steps=2 --set collect.trajectories=40
 #   bash scripts/train.sh mini-cpu --dry-run                  settings, plan, placement, memory, checks; nothing is written
