@@ -82,8 +82,13 @@ def _stage(run: Path, which: str, config: Config) -> tuple[Engine, Chat]:
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} holds no model; the stage rl.{'train' if which == 'rl' else which} makes it")
     import torch
+    from transformers import AutoTokenizer  # takes seconds: not for a finished stage
 
-    from rl import modeling  # imports transformers, which takes seconds: not for a finished stage
+    if config.engine.name == "vllm":
+        from rl.engines.vllm import engine_for
+
+        return engine_for(config, path), Chat(AutoTokenizer.from_pretrained(path, local_files_only=True))
+    from rl import modeling
     from rl.engines.hf import HFEngine
 
     model, tokenizer = modeling.load(path, config.device)

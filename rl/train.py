@@ -202,19 +202,9 @@ def make_engine(config: Config, learner: Learner, model_folder: Path) -> Engine 
 
         model = learner.plain_model()
         return HFEngine(model, config.rollout.batch_size) if distributed.first() else None
-    from rl.engines.vllm import VLLMEngine
+    from rl.engines.vllm import engine_for
 
-    own = VLLMEngine(
-        model_folder,
-        config.rollout.batch_size,
-        config.model.context,
-        torch.bfloat16 if config.train.autocast else torch.float32,
-        config.engine.memory_share,
-        int(config.engine.kv_cache_gib * 2**30),
-        config.engine.seeded,
-        config.engine.eager,
-        distributed.world(),
-    )
+    own = engine_for(config, model_folder, distributed.world())
     engine = RankEngine(own) if distributed.world() > 1 else own
     weight_sync.push(learner, engine)  # those of the checkpoint, if there is one; and checked before the first step
     return engine

