@@ -37,7 +37,7 @@ from rl.config import Config, ConfigError
 from rl.engines.base import EngineError
 
 SHIPPED_LIST = Path(__file__).parent / "data" / "kernelbench_degenerate.json"
-# In its lane. 600 mixed candidates in 24 lanes of one H200 came out at 4.5 a second (analysis/measured/judge-h200.json).
+# In its lane: 600 mixed candidates in 24 lanes of an H200 came out at 4.5 a second (analysis/measured/judge-h200.json).
 CPU_VERDICT_S, GPU_VERDICT_S = 0.4, 24 / 4.5
 
 
