@@ -1,7 +1,8 @@
 """Who may use the device now: many lanes load and check beside each other, one times alone.
 
 Runs in the evaluator. Whoever touches the device from the judge's side does it inside the gate; being `alone` keeps all
-other lanes out and stops (SIGSTOP) every worker but the two that are compared, so that nobody compiles meanwhile.
+other lanes out and stops (SIGSTOP) every worker that a lane uses but the two that are compared, so that nobody compiles
+meanwhile. Those that only warm up go on (`env.spares`).
 """
 
 from __future__ import annotations
