@@ -69,6 +69,11 @@ class Learner:
         self.optimizer = make_optimizer(self.weights, config.optim, config.optim.lr)
         self.version = 0
 
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+        return self.model.get_input_embeddings().num_embeddings
+
     def logprobs(self, rows: Sequence[Row]) -> list[torch.Tensor]:
         """[rows] of [completion tokens]: log-probs under the sampling temperature, on the CPU."""
         return self.evaluate(rows).logprobs

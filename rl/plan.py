@@ -49,11 +49,11 @@ def schedule_of(config: Config) -> Literal["turns", "phases", "free"]:
     return "free" if config.env.placement == "apart" else "phases"
 
 
-def training_plan(config: Config, chat: Chat, step: int, policy_version: int) -> Plan:
-    """The plan of a training step."""
+def training_plan(config: Config, chat: Chat, step: int, policy_version: int, vocabulary: int = 0) -> Plan:
+    """The plan of a training step. vocabulary: the policy's, 0 where it isn't known."""
     settings = config.rollout
     sampling = Sampling(
-        settings.max_new_tokens, settings.temperature, settings.top_p, chat.stop_ids, config.model.context
+        settings.max_new_tokens, settings.temperature, settings.top_p, chat.stop_ids, config.model.context, vocabulary
     )
     return Plan(
         samples=settings.samples_per_prompt,

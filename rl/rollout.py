@@ -166,9 +166,11 @@ class _Rollout:
 
     def _request(self, sample: _Sample) -> Request:
         trajectory, plan = sample.trajectory, self.plan
+        sample.completion = sample.verdict = None  # those of the turn before are noted
         names = (plan.step, trajectory.problem_id, trajectory.sample_index, len(trajectory.turns))
         key = len(trajectory.turns) * self.most + sample.number  # no key twice, and the sample's number in it
-        return Request(key, sample.prompt, seeding.derive(plan.seed, "sample", *names))
+        name = f"problem {trajectory.problem_id}, sample {trajectory.sample_index}, turn {len(trajectory.turns) + 1}"
+        return Request(key, sample.prompt, seeding.derive(plan.seed, "sample", *names), name)
 
     def _sample(self, request: Request) -> _Sample:
         return self.samples[request.key % self.most]

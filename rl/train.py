@@ -106,7 +106,7 @@ def train_step(
     judge is there on rank 0, and None on the others; so is an engine that isn't each rank's own.
     """
     begun = time.perf_counter()
-    plan = training_plan(config, chat, step, learner.version)
+    plan = training_plan(config, chat, step, learner.version, learner.vocabulary)
 
     def sample() -> tuple[list[Trajectory], dict[str, float]]:
         path.unlink(missing_ok=True)

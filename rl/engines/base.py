@@ -7,13 +7,15 @@ made again. `checked` stands at the seam: an engine that answers something else 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from rl.records import FINISH_REASONS
+
+NAMED = 5  # requests that a message lists
 
 
 class EngineError(RuntimeError):
@@ -23,7 +25,8 @@ class EngineError(RuntimeError):
 @dataclass(frozen=True)
 class Sampling:
     """How to sample: from softmax(logits / temperature) cut to its top-p nucleus, until one of `stop_ids`,
-    `max_new_tokens`, or until prompt and answer together fill `context` tokens (0: no such limit).
+    `max_new_tokens`, or until prompt and answer together fill `context` tokens (0: no such limit). vocabulary: ids are
+    below it (0: not known).
 
     Raises ValueError for values that are no distribution; temperature 0 is refused, since a greedy choice has no
     log-prob to train on (a small temperature, say 1e-3, is as good as greedy).
@@ -34,6 +37,7 @@ class Sampling:
     top_p: float = 1.0
     stop_ids: tuple[int, ...] = ()
     context: int = 0
+    vocabulary: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -60,11 +64,15 @@ class Sampling:
 @dataclass(frozen=True)
 class Request:
     """One prompt. key: the caller's own name for it. prompt: token ids, or messages ({"role", "content"}) for engines
-    of text. seed: the completion's random draws come from it alone."""
+    of text. seed: the completion's random draws come from it alone. name: what a person knows it by, for messages."""
 
     key: int
     prompt: Sequence[Any]
     seed: int
+    name: str = ""
+
+    def __str__(self) -> str:
+        return self.name or f"request {self.key}"
 
 
 @dataclass(frozen=True)
@@ -132,42 +140,73 @@ def generate(
         raise ValueError(f"{len(prompts)} prompts and {len(seeds)} seeds; each prompt needs its own")
     requests = [Request(i, prompt, seed) for i, (prompt, seed) in enumerate(zip(prompts, seeds))]
     found = {request.key: completion for request, completion in checked(engine, Batch(requests), sampling)}
-    if len(found) != len(requests):
-        raise EngineError(f"{type(engine).__name__} answered {len(found)} of {len(requests)} prompts")
     return [found[i] for i in range(len(requests))]
 
 
-def checked(engine: Engine, source: Source, sampling: Sampling) -> Iterator[tuple[Request, Completion]]:
-    """`engine.stream`, every completion checked: its own prompt, one log-prob a token, an end that is one.
+class _Noted:
+    """A Source that remembers what it handed out."""
 
-    Raises EngineError at the first that can't be used: training on it would bias the gradient without a word.
+    def __init__(self, source: Source) -> None:
+        self._source, self.most = source, source.most
+        self.asked: dict[int, Request] = {}
+
+    def take(self, limit: int, wait: bool) -> list[Request]:
+        taken = self._source.take(limit, wait)
+        self.asked |= {request.key: request for request in taken}
+        return taken
+
+
+def checked(engine: Engine, source: Source, sampling: Sampling) -> Iterator[tuple[Request, Completion]]:
+    """`engine.stream`, every completion checked: an answer to what was asked, one for each, its own prompt, one
+    log-prob a token, an end that is one.
+
+    Raises EngineError at the first that can't be used, and where the stream ends with requests unanswered: training on
+    such answers would bias the gradient without a word.
     """
-    answered: set[int] = set()
-    for request, completion in engine.stream(source, sampling):
-        fault = _fault(request, completion, sampling, answered) if engine.takes == "ids" else ""
+    noted, answered, engine_name = _Noted(source), set(), type(engine).__name__
+    for given, completion in engine.stream(noted, sampling):
+        request = noted.asked.get(given.key)
+        if request is None:
+            raise EngineError(f"{engine_name} answered {given}, which it was never asked")
+        fault = "answered twice" if request.key in answered else ""
+        if not fault and engine.takes == "ids":
+            fault = _fault(request, completion, sampling)
         if fault:
-            raise EngineError(f"{type(engine).__name__}, request {request.key}: {fault}")
+            raise EngineError(f"{engine_name}, {request}: {fault}")
         answered.add(request.key)
         yield request, completion
+    noted.take(source.most, wait=True)
+    missing = [str(request) for key, request in sorted(noted.asked.items()) if key not in answered]
+    if missing:
+        named = "; ".join(missing[:NAMED]) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")
+        raise EngineError(
+            f"{engine_name} ended after it had answered {len(answered)} of {len(noted.asked)} requests; without an "
+            f"answer: {named}"
+        )
 
 
-def _fault(request: Request, completion: Completion, sampling: Sampling, answered: Collection[int]) -> str:
+def _fault(request: Request, completion: Completion, sampling: Sampling) -> str:
     """What is wrong with a completion; "" if nothing."""
     ids, logprobs, reason = completion.ids, completion.logprobs, completion.finish_reason
-    if request.key in answered:
-        return "answered twice"
-    if list(completion.prompt_ids) != list(request.prompt):
+    if list(completion.prompt_ids or ()) != list(request.prompt):
         return (
-            f"it was given {len(request.prompt)} prompt tokens and says that it answered {len(completion.prompt_ids)} "
-            "others; turn off whatever changes prompts there (prefix tokens, truncation)"
+            f"it was given {len(request.prompt)} prompt tokens and says that it answered "
+            f"{len(completion.prompt_ids or ())} others; turn off whatever changes prompts there (prefix tokens, "
+            "truncation)"
         )
     if not ids:
         return "an answer without a token; the least is the end token"
+    strange = [token for token in ids if not _is_token(token, sampling.vocabulary)]
+    if strange:
+        below = f" below {sampling.vocabulary}" if sampling.vocabulary else ""
+        return f"{strange[0]!r} is no token of the model's; an id is an integer from 0{below}"
+    if logprobs is None:
+        return "no log-probs; it must return one for every sampled token"
     if len(logprobs) != len(ids):
         return f"{len(ids)} tokens but {len(logprobs)} log-probs; it must return one for every sampled token"
-    bad = [value for value in logprobs if not math.isfinite(value) or value > 1e-3]
+    bad = [value for value in logprobs if not _is_logprob(value)]
     if bad:
-        return f"{bad[0]} is no log-prob; a sampled token has a finite one, not above 0"
+        return f"{bad[0]!r} is no log-prob; a sampled token has a finite one, not above 0"
     limit = sampling.limit(len(request.prompt))
     if len(ids) > limit:
         return f"{len(ids)} tokens where {limit} were asked for"
@@ -176,3 +215,11 @@ def _fault(request: Request, completion: Completion, sampling: Sampling, answere
     if any(token in sampling.stop_ids for token in ids[:-1]):
         return "it went on behind a stop token"
     return ""
+
+
+def _is_token(value: Any, vocabulary: int) -> bool:
+    return type(value) is int and value >= 0 and (not vocabulary or value < vocabulary)
+
+
+def _is_logprob(value: Any) -> bool:
+    return isinstance(value, float | int) and math.isfinite(value) and value <= 1e-3  # rounding may leave it above 0

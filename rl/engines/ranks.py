@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rl import distributed
-from rl.engines.base import Batch, Completion, EngineError, Request, Sampling, Source
+from rl.engines.base import Batch, Completion, EngineError, Request, Sampling, Source, checked
 
 
 class RankEngine:
@@ -45,7 +45,7 @@ class RankEngine:
     def _answer(self, share: Sequence[Request], sampling: Sampling) -> tuple[list[Completion], str]:
         """Completions in the order of requests, or why there are none: then the others must hear of it."""
         try:
-            found = {request.key: completion for request, completion in self.own.stream(Batch(share), sampling)}
+            found = {request.key: completion for request, completion in checked(self.own, Batch(share), sampling)}
             return [found[request.key] for request in share], ""
         except Exception as error:
             return [], f"{type(error).__name__}: {error}"

@@ -203,6 +203,16 @@ class Wrong:
     ("change", "words"),
     [
         ({"logprobs": []}, "2 tokens but 0 log-probs"),
+        ({"logprobs": None}, "no log-probs"),
+        ({"logprobs": [-1.0, None]}, "None is no log-prob"),
+        ({"logprobs": ["-1", -0.5]}, "'-1' is no log-prob"),
+        ({"logprobs": [-math.inf, -0.5]}, "-inf is no log-prob"),
+        ({"ids": [VOCABULARY, 0]}, "40 is no token of the model's; an id is an integer from 0 below 40"),
+        ({"ids": [-1, 0]}, "-1 is no token"),
+        ({"ids": [5.0, 0]}, "5.0 is no token"),
+        ({"ids": [True, 0]}, "True is no token"),
+        ({"ids": None}, "without a token"),
+        ({"prompt_ids": None}, "given 3 prompt tokens"),
         ({"logprobs": [-1.0, math.nan]}, "no log-prob"),
         ({"logprobs": [-1.0, 0.5]}, "no log-prob"),
         ({"prompt_ids": [1, 2]}, "given 3 prompt tokens"),
@@ -218,25 +228,41 @@ class Wrong:
 def test_an_engine_that_answers_something_else_is_refused_at_once(change, words):
     request = Batch([Request(7, [1, 2, 3], 0)])
     with pytest.raises(EngineError, match=f"Wrong, request 7: .*{words}"):
-        list(checked(Wrong(**change), request, Sampling(8, stop_ids=(0,))))
+        list(checked(Wrong(**change), request, Sampling(8, stop_ids=(0,), vocabulary=VOCABULARY)))
 
 
-def test_an_engine_that_leaves_prompts_out_or_answers_twice_is_refused():
+def test_an_engine_that_leaves_prompts_out_or_answers_others_is_refused():
     assert generate(Wrong(), [[1], [2]], Sampling(8, stop_ids=(0,)), [1, 2])[1].ids == [5, 0]
 
-    class Forgetful(Wrong):
-        def stream(self, source, sampling):
-            yield from list(super().stream(source, sampling))[:1]
+    class Unlike(Wrong):
+        """Does `change` to what it would yield."""
 
-    class Eager(Wrong):
-        def stream(self, source, sampling):
-            first = next(super().stream(source, sampling))
-            yield from (first, first)
+        def __init__(self, change, takes="ids"):
+            super().__init__()
+            self.change_all, self.takes = change, takes
 
-    with pytest.raises(EngineError, match="answered 1 of 2"):
-        generate(Forgetful(), [[1], [2]], Sampling(8, stop_ids=(0,)), [1, 2])
-    with pytest.raises(EngineError, match="answered twice"):
-        generate(Eager(), [[1], [2]], Sampling(8, stop_ids=(0,)), [1, 2])
+        def stream(self, source, sampling):
+            yield from self.change_all(list(super().stream(source, sampling)))
+
+    def other_key(pairs):
+        return [(Request(request.key + 5, request.prompt, request.seed), answer) for request, answer in pairs]
+
+    class Lazy(Wrong):
+        def stream(self, source, sampling):
+            source.most = 1
+            yield from super().stream(source, sampling)
+
+    for change, words in (
+        (lambda pairs: pairs[:1], "answered 1 of 2 requests; without an answer: request 1"),
+        (lambda pairs: [], "answered 0 of 2 requests; without an answer: request 0; request 1"),
+        (lambda pairs: pairs[:1] * 2, "request 0: answered twice"),
+        (other_key, "answered request 5, which it was never asked"),
+    ):
+        for takes in ("ids", "messages"):
+            with pytest.raises(EngineError, match=words):
+                generate(Unlike(change, takes), [[1], [2]], Sampling(8, stop_ids=(0,)), [1, 2])
+    with pytest.raises(EngineError, match="answered 1 of 2 requests; without an answer: request 1"):
+        generate(Lazy(), [[1], [2]], Sampling(8, stop_ids=(0,)), [1, 2])  # never took the second
 
 
 @pytest.mark.parametrize("bad", [{"temperature": 0.0}, {"top_p": 0.0}, {"top_p": 1.1}, {"temperature": math.nan}])

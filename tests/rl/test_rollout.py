@@ -226,6 +226,40 @@ def test_an_engine_without_logprobs_is_refused_before_anything_is_written(chat, 
     assert not (tmp_path / "t.jsonl").exists()
 
 
+@pytest.mark.parametrize("schedule", ["turns", "phases", "free"])
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_sample_that_gets_no_answer_stops_the_rollout(chat, plan, tmp_path, schedule, turn):
+    """Else the answer and the verdict of the turn before would be trained on twice, or the sample end short."""
+
+    class Dropping(Engine):
+        def stream(self, source, sampling):
+            for request, completion in super().stream(source, sampling):
+                if request.name.endswith(f"turn {turn}") and "sample 2" in request.name:
+                    continue
+                yield request, completion
+
+    words = rf"without an answer: problem p0, sample 2, turn {turn}; problem p1, sample 2, turn {turn}$"
+    with pytest.raises(EngineError, match=words):
+        rollout(Dropping(chat), Judge(), chat, PROBLEMS[:2], plan(schedule=schedule), tmp_path / "t.jsonl")
+    assert not (tmp_path / "t.jsonl").exists()
+
+
+@pytest.mark.parametrize("schedule", ["turns", "free"])
+def test_an_answer_to_another_turn_stops_the_rollout(chat, plan, tmp_path, schedule):
+    class Stale(Engine):
+        """Says the first turn's answer once more in place of the second's."""
+
+        def stream(self, source, sampling):
+            first = getattr(self, "first", None)
+            for request, completion in super().stream(source, sampling):
+                self.first = first = first or (request, completion)
+                yield first if request.name.endswith("turn 2") else (request, completion)
+
+    with pytest.raises(EngineError, match=r"answered twice|never asked"):
+        rollout(Stale(chat), Judge(), chat, PROBLEMS[:1], plan(schedule=schedule), tmp_path / "t.jsonl")
+    assert not (tmp_path / "t.jsonl").exists()
+
+
 def test_a_killed_evaluation_ends_in_the_same_bytes(chat, plan, tmp_path):
     def evaluate(path):
         judge = Judge()
