@@ -2,18 +2,18 @@
 
 Runs in the sandboxed process: its times are claims, which the judge bounds with its own clock (`env.measure`). A call:
 
-    copy fresh inputs ── flush L2 ── settle ── start ── forward ── end ── copy the outputs out
+    copy fresh inputs ── [sleep] ── flush L2 ── settle ── start ── forward ── end ── copy the outputs out
 
 Calls of a block follow each other without a wait between them: the host is as warm as in a program that is used, and
 ahead of the device, so that work on a stream which isn't joined reads an earlier call's inputs and is wrong. Outputs
 are copied out as soon as the call has returned, so that work put off until later is wrong too.
 
-`eager` is what a user sees and KernelBench reports: the host has a head start of 100 us (the flush's 60 on an H200 and
+`eager` is what a user sees and KernelBench reports: the host has a head start of 110 us (the flush's 60 on an H200 and
 a short sleep after it), as in a program that has other work queued; what it needs beyond (many small launches) is in
-the time. In `device` mode the stream sleeps while the host queues a batch of calls, and the host waits while the
-device works them off: the time is the device's alone. (Next to a host that queues further work the same kernel of 12 us
-took 13 to 14.) What comes right before the start is the same in both: after a longer pause of the memory a small kernel
-takes 8 % longer.
+the time. In `device` mode the stream sleeps before the flush as well, longer than the host needs: the queue is full
+when the start event passes, and the time is the device's alone. Where the host needs less than its head start, eager
+calls are just that already, and no others are made. What comes right before the start is the same in both: after a
+longer pause of the memory a small kernel takes 8 % longer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from env import tensors
 
 FLUSH_BYTES = 256 << 20  # several times the L2 cache of any GPU at hand
 MAX_PLACES, PLACES_BYTES = 8, 512 << 20
-SETTLE_US, BATCH_US, MAX_SLEEP_US = 40.0, 5_000.0, 20_000.0
+SETTLE_US, MAX_SLEEP_US = 50.0, 20_000.0
+# What the host may need for a program and still be ahead of the GPU: the flush takes 60 us on an H200, the settling 50.
+HEAD_START_US = 95.0
 SLEEP_CYCLES_PER_US = 1950.0  # measured on an H200 at 1980 MHz; other clocks make the sleep somewhat longer or shorter
 
 
@@ -53,6 +55,8 @@ class Bench:
         self.flush.zero_()
         torch.cuda._sleep(1000)
         self.work: torch.Tensor | None = None
+        # Made once: making one may wait for the driver's lock, which other processes' contexts hold for milliseconds.
+        self.events: list[tuple[Any, Any]] = []
         # Bound now: what foreign code replaces later isn't what is called here.
         self._event, self._synchronize, self._sleep = torch.cuda.Event, torch.cuda.synchronize, torch.cuda._sleep
         self._clock, self._current_stream = time.perf_counter, torch.cuda.current_stream
@@ -72,10 +76,10 @@ class Bench:
         """Run `request["calls"]`: [[set, mode], …]. Returns claimed times in microseconds and the host's own.
 
         request: layout (of one set), stride (bytes between sets in the buffer "sets"), slot (bytes between outputs in
-        the buffer "outputs", 0: only the last is kept), batch and sleep_us (calls in device mode that follow a sleep,
-        and how long it is), cold, copies (whether inputs are copied before each call), alive (outputs of earlier calls
-        that are kept), lead (calls at the start that don't count). In the reply `outputs[i]` says how call i's outputs
-        lie.
+        the buffer "outputs", 0: only the last is kept), sleep_us (by mode), cold, copies (whether inputs are copied
+        before each call), alive (outputs of earlier calls that are kept), lead (calls at the start that don't count).
+        The reply: times_us, host_us (of a whole call on the host), forward_us (of the program on the host), and how the
+        outputs lie: call i's as layouts[which[i]].
         """
         layout, stride, slot = request["layout"], request["stride"], request["slot"]
         sets, outputs_buffer = buffers["sets"].tensor, buffers["outputs"].tensor
@@ -86,24 +90,20 @@ class Bench:
             place: tensors.call_arguments(layout, memory)
             for place, memory in (enumerate(places) if places else pristine.items())
         }
-        batch, ahead = request["batch"], int(request["sleep_us"] * SLEEP_CYCLES_PER_US)
+        ahead = {mode: int(us * SLEEP_CYCLES_PER_US) for mode, us in request["sleep_us"].items()}
         settle = int(SETTLE_US * SLEEP_CYCLES_PER_US)
-        events = [(self._event(enable_timing=True), self._event(enable_timing=True)) for _ in calls]
+        while len(self.events) < len(calls):
+            self.events.append((self._event(enable_timing=True), self._event(enable_timing=True)))
         keeper = _Keeper(outputs_buffer, slot, len(calls))
         host_us: list[float] = []
+        forward_us: list[float] = []
         # Outputs that stay alive for some calls make the program's allocator hand out other places as well.
         alive: deque[Any] = deque(maxlen=request["alive"])
         # All that can be worked out beforehand is: a call costs the host 60 us instead of 150, of which the GPU waits.
         stream, flush, sleep, clock = self._current_stream(), self.flush, self._sleep, self._clock
         gc.disable()
         self._synchronize()
-        queued = 0  # calls in device mode so far
         for number, (index, mode) in enumerate(calls):
-            if mode == "device":
-                if queued % batch == 0:
-                    self._synchronize()
-                    sleep(ahead)
-                queued += 1
             before = clock()
             if places:
                 place = number % len(places)
@@ -111,12 +111,16 @@ class Bench:
                 call = arguments[place]
             else:
                 call = arguments[index]
+            if ahead[mode]:
+                sleep(ahead[mode])
             if cold:
                 flush.zero_()
                 sleep(settle)
-            start, end = events[number]
+            start, end = self.events[number]
             start.record(stream)
+            called = clock()
             outputs = model(*call)
+            forward_us.append((clock() - called) * 1e6)
             end.record(stream)
             keeper.keep(outputs, number)
             alive.append(outputs)
@@ -124,8 +128,15 @@ class Bench:
             host_us.append((clock() - before) * 1e6)
         self._synchronize()
         gc.enable()
-        times_us = [start.elapsed_time(end) * 1000.0 for start, end in events]
-        return {"times_us": times_us[lead:], "host_us": host_us[lead:], "outputs": keeper.kept[lead:]}
+        times_us = [start.elapsed_time(end) * 1000.0 for start, end in self.events[: len(calls)]]
+        # Short, since writing and reading it takes time in which the GPU waits.
+        return {
+            "times_us": [round(t, 3) for t in times_us[lead:]],
+            "host_us": [round(t, 1) for t in host_us[lead:]],
+            "forward_us": [round(t, 1) for t in forward_us[lead:]],
+            "layouts": keeper.layouts,
+            "which": keeper.kept[lead:],
+        }
 
 
 _DETACH = torch.Tensor.detach
@@ -136,16 +147,18 @@ class _Keeper:
 
     def __init__(self, buffer: torch.Tensor, slot: int, calls: int):
         self.buffer, self.slot, self.calls = buffer, slot, calls
-        self.kept: list[dict[str, Any]] = []
+        self.layouts: list[dict[str, Any]] = []
+        self.kept: list[int] = []  # by call: which of the layouts
+        # What the last plain tensor looked like, and which layout that is.
         self._look: tuple[Any, ...] | None = None
-        self._reply: dict[str, Any] = {}
+        self._known = 0
         self._targets: list[torch.Tensor] = []
 
     def keep(self, outputs: Any, number: int) -> None:
         with torch._C.DisableTorchFunctionSubclass():
             if type(outputs) is torch.Tensor and self._look == (outputs.shape, outputs.dtype, outputs.device):
                 self._targets[number].copy_(_DETACH(outputs))
-                self.kept.append(self._reply)
+                self.kept.append(self._known)
                 return
             place = self.buffer[number * self.slot :]
             layout, held, nbytes = tensors.plan(outputs, keep_strides=False)
@@ -153,21 +166,21 @@ class _Keeper:
             if fits:
                 tensors.pack(layout, held, place)
             reply = {"layout": layout, "nbytes": nbytes, "packed": fits}
-            self.kept.append(reply)
+            if reply not in self.layouts:
+                self.layouts.append(reply)
+            self._known = self.layouts.index(reply)
+            self.kept.append(self._known)
             if type(outputs) is torch.Tensor and fits:
                 # Laid out anew only where it looks otherwise: planning takes longer than many a kernel.
-                self._look, self._reply = (outputs.shape, outputs.dtype, outputs.device), reply
+                self._look = (outputs.shape, outputs.dtype, outputs.device)
                 self._targets = [tensors.view(layout, self.buffer[i * self.slot :]) for i in range(self.calls)]
 
 
-def batch_of(host_us: float, calls: int) -> tuple[int, float]:
-    """(Calls in `device` mode that one sleep covers, how long it is in us) where the host needs `host_us` for each.
-
-    A quarter longer than that. Few enough that what is queued stays below the driver's 1024 launches: a launch costs
-    the host 4 us and more.
+def sleep_us(host_us: float) -> float:
+    """How long the stream sleeps before a call in `device` mode, so that the host stays ahead which needs `host_us` for
+    each: a quarter longer, less what the flush takes anyway.
     """
-    batch = max(1, min(calls, int(BATCH_US / (1.25 * host_us))))
-    return batch, min(1.25 * host_us * batch, MAX_SLEEP_US)
+    return min(max(1.25 * host_us - 90.0, 0.0), MAX_SLEEP_US)
 
 
 def aligned(nbytes: int) -> int:

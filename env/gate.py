@@ -42,7 +42,9 @@ class DeviceGate:
         self._owner: int | None = None
         self._list_lock = threading.Lock()
         self._workers: set[Worker] = set()
+        self._warming: set[Worker] = set()
         self._allowed: list[Worker] | None = None
+        self._held = False  # those that warm up stand still
         self._probe: Probe | None = None
         self._clocks: Clocks | None = None
 
@@ -81,9 +83,37 @@ class DeviceGate:
                 self._owed = self._outside
                 self._turn.notify_all()
 
+    def warms(self, worker: Worker) -> None:
+        """Know a worker that warms up: only `driver_alone` stops it."""
+        with self._list_lock:
+            self._warming = {known for known in self._warming if not known.ended}
+            self._warming.add(worker)
+            if self._held:
+                worker.pause()
+
+    @contextmanager
+    def driver_alone(self) -> Iterator[None]:
+        """Hold those that warm up as well, for a moment: making a context holds a lock of the driver's for up to 80 ms
+        at a time, which the profiler waits for. Only for who is alone.
+        """
+        with self._list_lock:
+            self._held = True
+            for worker in self._warming:
+                worker.pause()
+        try:
+            yield
+        finally:
+            with self._list_lock:
+                self._held = False
+                for worker in self._warming:
+                    worker.resume()
+
     def register(self, worker: Worker) -> None:
         """Know a worker that a lane takes up; while somebody times alone it waits until that is over."""
         with self._list_lock:
+            self._warming.discard(worker)
+            if self._held:
+                worker.resume()
             self._workers = {known for known in self._workers if not known.ended}
             self._workers.add(worker)
             if self._allowed is not None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from env import timing
-from env.bench import MAX_PLACES, SETTLE_US, aligned, batch_of
+from env.bench import HEAD_START_US, MAX_PLACES, SETTLE_US, aligned, sleep_us
 from env.compare import Tolerance, compare
 from env.profile_table import valid_rows
 from env.reference import Reference, Rejected, Trial
@@ -32,9 +32,9 @@ ABBA = ("reference", "candidate", "candidate", "reference")
 BUDGET_S = 0.060
 TARGET = {"eager": 0.010, "device": 0.003}  # standard error of the ratio at which it may stop earlier
 MIN_ROUNDS, MAX_ROUNDS = 2, 12
-# Of one side's turn, all calls and what they need beside the program: shorter ones would be all switching. Two rounds
-# are eight of them.
-BLOCK_US = 4_500.0
+# Of one side's turn by how many modes it has, all calls and what they need beside the program: shorter ones would be
+# all switching. Two rounds are eight of them.
+BLOCK_US = {1: 3_200.0, 2: 4_500.0}
 MIN_CALLS, MAX_CALLS = 3, 24
 # Of each mode before anything counts: Python specialises code that has run a few times, the reference's has by then.
 WARM_CALLS = 8
@@ -42,7 +42,7 @@ WARM_CALLS = 8
 LEAD_CALLS, SLOW_CALL_US = 3, 400.0
 KEPT_CALLS = 2 * MAX_CALLS + LEAD_CALLS
 # Beside the program itself, for planning: what a call costs on an H200.
-FLUSH_US, COPIED_BYTES_PER_US, USUAL_HOST_US = 85.0, 4.0e6, 150.0
+FLUSH_US, COPIED_BYTES_PER_US, USUAL_HOST_US = 70.0, 4.0e6, 150.0
 # What the judge's clock can't tell from the host's own jitter between two synchronised calls.
 CLOCK_SLACK_US, CLOCK_SLACK_SHARE, CLAIM_SLACK_SHARE = 40.0, 0.25, 0.03
 WORKING_COPY_BYTES = 1 << 30
@@ -54,11 +54,14 @@ EMPTY_CALL_US = 1.0  # two events in a row take 1.3 us on an H200
 
 @dataclass
 class Snapshot:
-    """What a block left: its calls, how many came before them, what was said of their outputs, the outputs' bytes."""
+    """What a block left: its calls, how many came before them, how their outputs are said to lie (call i's as
+    layouts[which[i]]), the outputs' bytes.
+    """
 
     calls: list[list[Any]]
     lead: int
-    replies: Any
+    layouts: Any
+    which: Any
     data: torch.Tensor
 
 
@@ -69,7 +72,8 @@ class Side:
     session: Session
     times_us: dict[str, list[list[float]]] = field(default_factory=lambda: {mode: [] for mode in MODES})
     overhead_us: list[float] = field(default_factory=list)
-    host_us: float = 50.0
+    host_us: float = 50.0  # of a whole call on the host
+    forward_us: float = 50.0  # of the program on the host
     snapshots: list[Snapshot] = field(default_factory=list)
     launches: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     calls: int = 0
@@ -107,7 +111,8 @@ class Stopwatch:
         self.random = random.SystemRandom()
         self.orders: dict[int, list[int]] = {}
         self.running: Side | None = None
-        self.batch, self.sleep_us = batch_of(USUAL_HOST_US, WARM_CALLS)
+        self.modes: tuple[str, ...] = MODES
+        self.sleep_us = {"eager": 0.0, "device": sleep_us(USUAL_HOST_US)}
 
     # Preparation, off the clock -------------------------------------------------------------------------------------
 
@@ -121,8 +126,8 @@ class Stopwatch:
         sets = session.buffer("sets", self.stride * len(self.sets))
         lent = (id(outputs), id(sets), self.stride, self.slot)
         if name == "reference" and self.reference.timed and self.reference.timed[0] == lent:
-            side.host_us = self.reference.timed[1]
-            return self.reference.timed[2]
+            side.host_us, side.forward_us, quickest_us = self.reference.timed[1:]
+            return quickest_us
         with self.gate:
             for number, trial in enumerate(self.sets):
                 at = number * self.stride
@@ -131,23 +136,30 @@ class Stopwatch:
         calls = [[i % len(self.sets), mode] for mode in MODES for i in range(WARM_CALLS)]
         facts, seconds = self._ask(side, calls)
         # A claim as well: no call took longer than the whole block by the judge's clock.
-        side.host_us = min(statistics.median(_numbers(facts, "host_us")[2:]), seconds * 1e6 / len(calls))
+        at_most = seconds * 1e6 / len(calls)
+        side.host_us = min(statistics.median(_numbers(facts, "host_us")[2:]), at_most)
+        side.forward_us = min(statistics.median(_numbers(facts, "forward_us")[2:]), at_most)
         self._poison(session)
         quickest_us = max(min(_numbers(facts, "times_us")), 1.0)
         if name == "reference":
-            self.reference.timed = (lent, side.host_us, quickest_us)
+            self.reference.timed = (lent, side.host_us, side.forward_us, quickest_us)
         return quickest_us
 
     def _plan_blocks(self, quickest_us: float) -> None:
-        """How many calls a block holds: as many of each mode as fit into its time."""
+        """How many calls a block holds: as many of each mode as fit into its time. One mode is enough where the host is
+        ahead of the GPU in eager calls (who claims less host time than it needs has the rest in both times).
+        """
         moved = 2 * (self.stride + self.slot) / COPIED_BYTES_PER_US
         slowest_us = max(side.host_us for side in self.sides.values())
+        if max(side.forward_us for side in self.sides.values()) < HEAD_START_US:
+            self.modes = ("eager",)
+        self.sleep_us["device"] = sleep_us(slowest_us)
         gpu_us = FLUSH_US + SETTLE_US + moved + quickest_us
-        eager_us = max(min(slowest_us, USUAL_HOST_US), gpu_us)
-        self.lead = LEAD_CALLS if eager_us < SLOW_CALL_US else 1
-        both_us = eager_us + 1.25 * slowest_us + gpu_us
-        self.calls = int(max(MIN_CALLS, min(MAX_CALLS, (BLOCK_US - self.lead * eager_us) / both_us)))
-        self.batch, self.sleep_us = batch_of(slowest_us, self.calls)
+        call_us = max(min(slowest_us, USUAL_HOST_US), gpu_us)
+        self.lead = LEAD_CALLS if call_us < SLOW_CALL_US else 1
+        modes = len(self.modes)
+        both_us = modes * call_us + (modes - 1) * self.sleep_us["device"]
+        self.calls = int(max(MIN_CALLS, min(MAX_CALLS, (BLOCK_US[modes] - self.lead * call_us) / both_us)))
 
     def _poison(self, session: Session) -> None:
         """NaN in every float: an output that was never written, or written too late, can't look right."""
@@ -167,7 +179,6 @@ class Stopwatch:
             alive=min(MAX_PLACES - 1, OUTPUTS_BYTES // self.slot),
             calls=calls,
             lead=lead,
-            batch=self.batch,
             sleep_us=self.sleep_us,
             cold=self.rules.mean_of is None,
             copies=self.stride <= WORKING_COPY_BYTES,
@@ -194,7 +205,8 @@ class Stopwatch:
             held.append(time.perf_counter())
             rounds = self._fixed_rounds() if self.rules.mean_of else self._rounds(held[0])
             held.append(time.perf_counter())
-            rows = self._profile(candidate)
+            with self.gate.driver_alone():
+                rows = self._profile(candidate)
             held.append(time.perf_counter())
             clocks = self.gate.clocks()
         held.append(time.perf_counter())
@@ -212,6 +224,8 @@ class Stopwatch:
             for mode in MODES
             if reference.times_us[mode]
         }
+        if not self.rules.mean_of and self.modes == ("eager",):
+            times["device"] = dict(times["eager"])
         evidence["blocks_us"] = {
             name: {
                 mode: [round(float(timing.CENTERS[kind[mode]](np.asarray(block))), 3) for block in blocks]
@@ -225,14 +239,16 @@ class Stopwatch:
 
     def _rounds(self, started: float) -> int:
         """ABBA until both ratios are known to their target, or another round would be over the budget."""
+        # Where one mode stands for both, it has to be as sure as either.
+        targets = TARGET if self.modes == MODES else dict.fromkeys(self.modes, min(TARGET.values()))
         for number in range(MAX_ROUNDS):
             for name in ABBA:
-                self._block(self.sides[name], number, MODES)
+                self._block(self.sides[name], number, self.modes)
             if number + 1 < MIN_ROUNDS:
                 continue
             used_s = time.perf_counter() - started
             over = used_s + used_s / (number + 1) > BUDGET_S
-            if over or all(self._error(mode) < TARGET[mode] for mode in MODES):
+            if over or all(self._error(mode) < target for mode, target in targets.items()):
                 return number + 1
         return MAX_ROUNDS
 
@@ -260,7 +276,7 @@ class Stopwatch:
             raise Rejected("infra_error", "not measured: the timed calls gave no times")
         for mode in modes:
             side.times_us[mode].append([t for t, (_, asked) in zip(times, calls) if asked == mode])
-        sleeps = -(-sum(mode == "device" for _, mode in calls) // self.batch) * self.sleep_us
+        sleeps = sum(self.sleep_us[mode] for _, mode in [*lead, *calls])
         lead_us = len(lead) * statistics.median(times)
         side.overhead_us.append((seconds * 1e6 - sum(times) - lead_us - sleeps) / (len(calls) + len(lead)))
         side.calls += len(calls)
@@ -288,21 +304,29 @@ class Stopwatch:
         with self.gate:
             data = side.session.buffers["outputs"].tensor[first * self.slot : last * self.slot].clone()
         self._poison(side.session)
-        side.snapshots.append(Snapshot(calls, lead, facts.get("outputs"), data))
+        side.snapshots.append(Snapshot(calls, lead, facts.get("layouts"), facts.get("which"), data))
 
     def _outputs(self, side: Side) -> Iterator[tuple[int, dict, torch.Tensor]]:
         """(set, layout, bytes) of each kept output."""
         for snapshot in side.snapshots:
-            calls, replies = snapshot.calls, snapshot.replies
-            if not isinstance(replies, list) or len(replies) != len(calls):
+            calls, which = snapshot.calls, snapshot.which
+            if not isinstance(which, list) or len(which) != len(calls) or not isinstance(snapshot.layouts, list):
                 raise ProtocolError("timed calls without their outputs")
-            for number, (reply, (index, _)) in enumerate(zip(replies, calls)):
+            layouts: dict[int, dict] = {}
+            for number, (place, (index, _)) in enumerate(zip(which, calls)):
                 if not self.keeps_all and number < len(calls) - 1:
                     continue
-                if not isinstance(reply, dict) or reply.get("packed") is not True:
-                    raise ProtocolError("a timed call returned outputs of another size")
+                if type(place) is not int or not 0 <= place < len(snapshot.layouts):
+                    raise ProtocolError("a timed call without its outputs")
+                if place not in layouts:
+                    layouts[place] = self._layout(snapshot.layouts[place])
                 at = number * self.slot if self.keeps_all else 0
-                yield index, checked_layout(reply, self.slot), snapshot.data[at : at + self.slot]
+                yield index, layouts[place], snapshot.data[at : at + self.slot]
+
+    def _layout(self, reply: Any) -> dict:
+        if not isinstance(reply, dict) or reply.get("packed") is not True:
+            raise ProtocolError("a timed call returned outputs of another size")
+        return checked_layout(reply, self.slot)
 
     def _profile(self, candidate: Side) -> list[dict[str, Any]]:
         session, trial = candidate.session, self.sets[0]

@@ -32,6 +32,7 @@ class Spares:
             worker = self.server.fork()
             worker.post("warm", precision=self.rules.precision, gpu=self.gpu)
             self._warming.append(worker)
+            self.gate.warms(worker)
 
     def take(self) -> Session:
         """Raises WireError, WorkerDied or WorkerTimeout where none can be made ready."""

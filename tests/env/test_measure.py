@@ -72,7 +72,7 @@ class FakeSession:
         self.gate, self.worker, self.buffers, self.peers = DeviceGate(), FakeWorker(), {}, []
         self.bench = bench.Bench.__new__(bench.Bench)
         flush = SimpleNamespace(zero_=lambda: clock.spend(overhead_us, 0.05), device=torch.device("cpu"))
-        self.bench.flush, self.bench.work = flush, None
+        self.bench.flush, self.bench.work, self.bench.events = flush, None, []
         self.bench._event = type("Event", (FakeEvent,), {"clock": clock})
         self.bench._current_stream = lambda: None
         self.bench._synchronize = lambda: None
@@ -295,9 +295,14 @@ def test_a_random_reference_is_not_held_against_the_candidate():
         {"times_us": [-1.0] * 8},
         {"times_us": [float("nan")] * 8},
         {"times_us": None},
-        {"outputs": None},
-        {"outputs": [{"layout": {"kind": "tensor"}, "packed": True}] * 8},
-        {"outputs": [None] * 8},
+        {"which": None},
+        {"which": [[]] * 24},
+        {"which": [1] * 24},
+        {"which": [True] * 24},
+        {"layouts": None},
+        {"layouts": [{"layout": {"kind": "tensor"}, "packed": True}]},
+        {"layouts": [None]},
+        {"which": [0]},
     ],
 )
 def test_replies_that_no_runner_would_send(reply):
@@ -334,39 +339,3 @@ def test_inputs_whose_shapes_change_with_the_seed_are_not_timed():
     with pytest.raises(Rejected, match="other shapes"):
         Stopwatch(SimpleNamespace(session=FakeSession(Clock(), double, 1.0), timed=None, lock=contextlib.nullcontext()),
                   FakeSession(Clock(), double, 1.0), trials, Rules(), OURS)  # fmt: skip
-
-
-@pytest.mark.parametrize("host_us, calls, batch", [(100.0, 9, 9), (100.0, 60, 40), (2_000.0, 9, 2), (30_000.0, 5, 1)])
-def test_one_sleep_covers_a_batch_and_no_more_than_the_launch_queue_holds(host_us, calls, batch):
-    found, sleep_us = bench.batch_of(host_us, calls)
-    assert found == batch
-    assert sleep_us == min(1.25 * host_us * batch, bench.MAX_SLEEP_US)
-
-
-def test_in_device_mode_the_host_waits_until_a_batch_is_done_before_it_queues_the_next():
-    watch = stopwatch()
-    happened: list[str] = []
-    for side in watch.sides.values():
-        made = side.session.bench
-        made._synchronize = lambda: happened.append("wait")
-        made._sleep = lambda cycles: happened.append("settle" if cycles < 1e5 else "sleep")
-    request = {"layout": watch.sets[0].layout, "stride": watch.stride, "slot": watch.slot, "cold": True, "copies": True}
-    request |= {"alive": 1, "lead": 1, "batch": 2, "sleep_us": 5000.0}
-    request["calls"] = [[0, "eager"], [1, "eager"], [0, "device"], [1, "device"], [2, "device"]]
-    session = watch.sides["candidate"].session
-    for name, nbytes in (("sets", watch.stride * 4), ("outputs", watch.slot * 5)):
-        session.buffer(name, nbytes)
-    made.block(session._call, session.buffers, request)
-    assert happened == [
-        "wait",
-        "settle",
-        "settle",
-        "wait",
-        "sleep",
-        "settle",
-        "settle",
-        "wait",
-        "sleep",
-        "settle",
-        "wait",
-    ]
