@@ -6,14 +6,14 @@ Runs in the evaluator. Functions of facts alone: none of them asks a worker for 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from env.records import Verdict
-from env.reference import Rejected, Trial, is_ours
+from env.reference import Rejected, Trial, TrialKind, is_ours
 from env.session import ForeignError, Outputs, ProtocolError, Session
 from env.worker import WorkerDied, WorkerTimeout
 
@@ -21,11 +21,12 @@ from env.worker import WorkerDied, WorkerTimeout
 class Tally:
     """What the trials of one candidate showed so far."""
 
-    def __init__(self, verdict: Verdict):
-        self.verdict = verdict
+    def __init__(self, verdict: Verdict, trial: Callable[[TrialKind], Trial]):
+        """trial: makes a trial again; none is held here, since one may be gigabytes."""
+        self.verdict, self.trial = verdict, trial
         self.launches: dict[str, list] = {}
         self.worst = 0.0
-        self.first: Trial | None = None
+        self.first: TrialKind | None = None
 
 
 def tampering(session: Session, **evidence: Any) -> Rejected | None:

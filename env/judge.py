@@ -162,10 +162,12 @@ class Judge:
 
     # Values --------------------------------------------------------------------------------------------------------
 
-    def _trials(self, reference: Reference) -> Iterator[Trial]:
-        """The trials after those in train mode under no_grad that every profile has."""
-        yield reference.trial(TrialKind("eval", train=False))
-        yield reference.wide_trial(WIDE) or reference.trial(TrialKind("grad", grad=True))
+    def _more_trials(self, reference: Reference) -> list[Callable[[], Trial]]:
+        """What makes the trials after those in train mode under no_grad that every profile has."""
+        return [
+            lambda: reference.trial(TrialKind("eval", train=False)),
+            lambda: reference.wide_trial(WIDE) or reference.trial(TrialKind("grad", grad=True)),
+        ]
 
     def _check_values(
         self, problem: Problem, source: str, reference: Reference, session: Session, verdict: Verdict
@@ -176,24 +178,28 @@ class Judge:
         first = reference.trial(TrialKind("trial0"))
         slack = reference.slack_of(first) if self.rules.all_modes else 1.0
         tolerance = tolerance_for(self.rules, slack)
-        tally = Tally(verdict)
+        tally = Tally(verdict, reference.trial)
         loaded, floats = session.load_state(reference.moved_state)
         if not loaded:
             self._check_left_out(reference, session, first, tolerance, floats)
+        # A trial may be gigabytes, and large ones aren't kept: none outlives its use here.
+        del first
         if self.rules.all_modes and reference.floats and loaded:
             # In an instance of its own: what was derived from the weights before is derived anew, as after loading a
             # checkpoint.
             self._check(session, reference.trial(TrialKind("moved", moved=True)), tolerance, tally)
             session.build(name, reference.init_layout, reference.weights_seed)
         verdict.evidence["weights"] = session.load_state(reference.state)[0] or "by seed"
-        previous = None
+        previous = trial = None
         for number in range(self.rules.trials):
+            trial = None
             trial = reference.trial(TrialKind(f"trial{number}"))
             previous = self._check(session, trial, tolerance, tally, previous)
         if self.rules.all_modes:
             self._check_memory(session, reference, previous, trial, tolerance)
-            for trial in self._trials(reference):
-                self._check(session, trial, tolerance, tally)
+            previous = trial = None
+            for make in self._more_trials(reference):
+                self._check(session, make(), tolerance, tally)
         verdict.values_match = True
         verdict.evidence["launches"] = tally.launches
         verdict.evidence["worst_error_in_tolerances"] = round(tally.worst, 4)
@@ -260,7 +266,7 @@ class Judge:
             words = kind.words()
             raise Rejected("incorrect", result.message + (f" ({words})" if words else ""), trial=kind.name)
         tally.worst = max(tally.worst, result.error)
-        tally.first = tally.first or (trial if kind.name == "trial0" else None)
+        tally.first = tally.first or (kind if kind.name == "trial0" else None)
         return outputs
 
     def _skips(self, session: Session, trial: Trial, outputs: Outputs, tolerance: Tolerance, tally: Tally) -> bool:
@@ -273,7 +279,7 @@ class Judge:
             return False
         if trial.kind.train and not trial.kind.grad:
             return True
-        again, result = self._run(session, tally.first, tolerance, "run", train=True, grad=False, seed=0)
+        again, result = self._run(session, tally.trial(tally.first), tolerance, "run", train=True, grad=False, seed=0)
         return not result.match and not own_launches(launches_in(again.facts))
 
     def _check_memory(

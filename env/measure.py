@@ -47,6 +47,8 @@ FLUSH_US, COPIED_BYTES_PER_US, USUAL_HOST_US = 70.0, 4.0e6, 150.0
 CLOCK_SLACK_US, CLOCK_SLACK_SHARE, CLAIM_SLACK_SHARE = 40.0, 0.25, 0.03
 WORKING_COPY_BYTES = 1 << 30
 OUTPUTS_BYTES = 512 << 20
+# Of a block: what is copied, to be compared when others may go on.
+COPIED_OUTPUTS_BYTES = 512 << 20
 # No GPU writes faster than this to memory (an H200: 4.8 TB/s), nor than this to its cache.
 MEMORY_BYTES_PER_US, CACHE_BYTES_PER_US, CACHE_BYTES = 5.5e6, 2.5e7, 128 << 20
 EMPTY_CALL_US = 1.0  # two events in a row take 1.3 us on an H200
@@ -75,6 +77,8 @@ class Side:
     host_us: float = 50.0  # of a whole call on the host
     forward_us: float = 50.0  # of the program on the host
     snapshots: list[Snapshot] = field(default_factory=list)
+    wrong: str = ""  # what was found already of outputs too large to copy, and how many those were
+    compared: int = 0
     launches: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     calls: int = 0
 
@@ -133,6 +137,7 @@ class Stopwatch:
                 at = number * self.stride
                 sets.tensor[at : at + trial.inputs.numel()].copy_(trial.inputs)
             session.synchronise()
+        session.give_back(self.stride)
         calls = [[i % len(self.sets), mode] for mode in MODES for i in range(WARM_CALLS)]
         facts, seconds = self._ask(side, calls)
         # A claim as well: no call took longer than the whole block by the judge's clock.
@@ -298,17 +303,23 @@ class Stopwatch:
         return self.orders[number]
 
     def _snapshot(self, side: Side, facts: dict[str, Any], calls: list[list[Any]], lead: int) -> None:
-        """A private copy of the outputs, looked at when the GPU is free for others again. Then the buffer is poisoned
-        for the next block."""
+        """A private copy of the outputs, looked at when the GPU is free for others again; gigabytes are looked at now.
+        Then the buffer is poisoned for the next block."""
         first, last = (lead, lead + len(calls)) if self.keeps_all else (0, 1)
-        with self.gate:
-            data = side.session.buffers["outputs"].tensor[first * self.slot : last * self.slot].clone()
+        data = side.session.buffers["outputs"].tensor[first * self.slot : last * self.slot]
+        snapshot = Snapshot(calls, lead, facts.get("layouts"), facts.get("which"), data)
+        if data.numel() > COPIED_OUTPUTS_BYTES:
+            side.wrong = side.wrong or self._wrong([snapshot])
+            side.compared += 1
+        else:
+            with self.gate:
+                snapshot.data = data.clone()
+            side.snapshots.append(snapshot)
         self._poison(side.session)
-        side.snapshots.append(Snapshot(calls, lead, facts.get("layouts"), facts.get("which"), data))
 
-    def _outputs(self, side: Side) -> Iterator[tuple[int, dict, torch.Tensor]]:
+    def _outputs(self, snapshots: list[Snapshot]) -> Iterator[tuple[int, dict, torch.Tensor]]:
         """(set, layout, bytes) of each kept output."""
-        for snapshot in side.snapshots:
+        for snapshot in snapshots:
             calls, which = snapshot.calls, snapshot.which
             if not isinstance(which, list) or len(which) != len(calls) or not isinstance(snapshot.layouts, list):
                 raise ProtocolError("timed calls without their outputs")
@@ -377,18 +388,18 @@ class Stopwatch:
 
     def _check_outputs(self) -> str:
         """Every kept output of a timed call against what the reference made of the same inputs when it was checked."""
-        reference = self._wrong(self.sides["reference"])
-        if reference:
+        reference, candidate = self.sides["reference"], self.sides["candidate"]
+        if reference.wrong or self._wrong(reference.snapshots):
             return "not comparable: the reference's own timed outputs differ from its first ones (random or stateful)"
-        wrong = self._wrong(self.sides["candidate"])
+        wrong = candidate.wrong or self._wrong(candidate.snapshots)
         if wrong:
             raise Rejected("hack", f"right when checked, wrong when timed: {wrong}", rule="timed_output_differs")
-        return f"{sum(1 for _ in self._outputs(self.sides['candidate']))} compared"
+        return f"{candidate.compared + sum(1 for _ in self._outputs(candidate.snapshots))} compared"
 
-    def _wrong(self, side: Side) -> str:
+    def _wrong(self, snapshots: list[Snapshot]) -> str:
         """What the first wrong timed output is, empty where none is. Equal bytes are compared in full only once."""
         right: dict[int, torch.Tensor] = {}
-        for index, layout, data in self._outputs(side):
+        for index, layout, data in self._outputs(snapshots):
             expected = self.sets[index].outputs
             if index in right and torch.equal(right[index], data):
                 continue

@@ -123,8 +123,9 @@ class Reference:
         self.slack: float | None = None
         self.rows: list[dict[str, Any]] | None = None
         self.needed: int | None = None
-        # How it was timed last (`env.measure`): with which buffers, how long a call takes the host, and at all (us).
-        self.timed: tuple[tuple[int, ...], float, float] | None = None
+        # How it was timed last (`env.measure`): with which buffers; how long a call takes the host, the program on the
+        # host, and a call at all (us).
+        self.timed: tuple[tuple[int, ...], float, float, float] | None = None
         self.weights_seed = self.seed("weights")
         try:
             session.load(problem.source, problem.entry_point, "reference")
@@ -179,6 +180,7 @@ class Reference:
         if kind.near:
             base = self.trial(TrialKind(kind.near))
             layout, inputs = base.layout, _nearly(base.layout, base.inputs, self.seed(kind.name))
+            del base  # gigabytes, maybe
         else:
             layout, inputs = self.session.export(
                 "make_inputs",

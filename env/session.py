@@ -21,6 +21,7 @@ from env.launches import COMPILING
 from env.worker import Worker
 
 COMPARED_BYTES = 256 << 20
+LARGE_BYTES = 1 << 30
 
 
 class ForeignError(Exception):
@@ -66,6 +67,7 @@ class Session:
         self.compiled = False
         self.tampered: list[str] = []
         self.seen = -1
+        self.inputs: torch.Tensor | None = None  # what was set for the next call
 
     def ask(self, op: str, timeout_s: float, fds: tuple[int, ...] = (), **request: Any) -> dict[str, Any]:
         reply = self.worker.call(op, timeout_s, fds, **request)
@@ -157,9 +159,9 @@ class Session:
             return layout, lent.tensor[: _size(reply)].clone()
 
     def _afford(self, nbytes: int) -> None:
-        if self.device != "cuda" or nbytes < 1 << 30:
+        if self.device != "cuda" or nbytes < LARGE_BYTES:
             return
-        torch.cuda.empty_cache()
+        self.give_back(nbytes)
         free = torch.cuda.mem_get_info()[0]
         if nbytes > free:
             raise TooBig(f"too big here: it takes about {nbytes / 2**30:.0f} GiB, {free / 2**30:.0f} GiB are free")
@@ -177,7 +179,13 @@ class Session:
             if expected_bytes:
                 self.buffers["outputs"].tensor.fill_(0xFF)
             self.synchronise()
+        self.give_back(data.numel())
         self.inputs_layout, self.inputs = layout, data
+
+    def give_back(self, nbytes: int) -> None:
+        """Before a program runs on this much: what torch keeps of freed memory here is what it hasn't there."""
+        if self.device == "cuda" and nbytes >= LARGE_BYTES:
+            torch.cuda.empty_cache()
 
     def fill(self, name: str, data: torch.Tensor) -> None:
         """Copy bytes to a lent buffer; they have arrived when this returns."""
@@ -206,7 +214,9 @@ class Session:
         else:
             layout = checked_layout(reply, 1 << 62)
         with self.gate:
-            return Outputs(layout, data, reply, self._mutated())
+            mutated = self._mutated()
+        self.inputs = None  # they may be gigabytes, which nobody else holds any more
+        return Outputs(layout, data, reply, mutated)
 
     def _mutated(self) -> list[bool]:
         """Which input tensors differ from what was lent. Asked at once: each question to the device waits its turn."""

@@ -124,3 +124,19 @@ def test_an_exception_inside_gives_the_gate_back():
         1 / 0  # noqa: B018
     with gate.alone([]):
         pass
+
+
+def test_those_that_warm_up_stand_still_for_the_profiler_only():
+    gate, warming, used = DeviceGate(), FakeWorker(), FakeWorker()
+    gate.warms(warming)
+    gate.register(used)
+    with gate.alone([]):
+        assert used.stopped and not warming.stopped
+        with gate.driver_alone():
+            late = FakeWorker()
+            gate.warms(late)
+            assert warming.stopped and late.stopped
+            gate.register(late)  # a lane takes it: now it waits like all others that are used
+            assert late.stopped
+        assert not warming.stopped and late.stopped
+    assert not used.stopped and not late.stopped

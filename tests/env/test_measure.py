@@ -88,6 +88,9 @@ class FakeSession:
     def synchronise(self) -> None:
         self.clock.spend(1.0)
 
+    def give_back(self, nbytes: int) -> None:
+        pass
+
     def set_inputs(self, layout: dict, data: torch.Tensor) -> None:
         self.inputs = data
 
@@ -339,3 +342,33 @@ def test_inputs_whose_shapes_change_with_the_seed_are_not_timed():
     with pytest.raises(Rejected, match="other shapes"):
         Stopwatch(SimpleNamespace(session=FakeSession(Clock(), double, 1.0), timed=None, lock=contextlib.nullcontext()),
                   FakeSession(Clock(), double, 1.0), trials, Rules(), OURS)  # fmt: skip
+
+
+def test_one_kind_of_calls_where_the_host_is_ahead_anyway():
+    # The fake programs spend their time on the host: over the head start, device times need calls of their own.
+    watch = stopwatch()
+    watch.sides["reference"].session.takes_us = 60.0
+    found = watch.measure()
+    assert watch.modes == ("eager",) and found.times["device"] == found.times["eager"]
+    slow = stopwatch(takes_us=bench.HEAD_START_US + 20)
+    assert set(slow.measure().times) == {"eager", "device"} and slow.modes == measure.MODES
+
+
+def test_a_host_time_that_is_denied_leaves_the_time_where_it_was():
+    def quick(reply, session):
+        return {**reply, "forward_us": [1.0] * len(reply["forward_us"])}
+
+    watch = stopwatch(takes_us=400.0, cheat=quick, reference=double)
+    found = watch.measure()
+    assert found.times["device"]["candidate_us"] == pytest.approx(400.0, rel=0.05)
+
+
+def test_outputs_too_large_to_copy_are_compared_at_once(monkeypatch):
+    monkeypatch.setattr(measure, "COPIED_OUTPUTS_BYTES", 0)
+    watch = stopwatch()
+    found = watch.measure()
+    assert not watch.sides["candidate"].snapshots and "compared" in found.evidence["timed_outputs"]
+    with pytest.raises(Rejected, match="wrong when timed"):
+        stopwatch(program=_after(10, lambda x: torch.zeros_like(x))).measure()
+    random = stopwatch(program=lambda x: torch.zeros_like(x), reference=lambda x: torch.rand_like(x)).measure()
+    assert random.evidence["timed_outputs"].startswith("not comparable")
