@@ -34,8 +34,8 @@ TARGET = {"eager": 0.010, "device": 0.003}  # standard error of the ratio at whi
 MIN_ROUNDS, MAX_ROUNDS = 2, 12
 # Of one side's turn by how many modes it has, all calls and what they need beside the program: shorter ones would be
 # all switching. Two rounds are eight of them.
-BLOCK_US = {1: 3_200.0, 2: 4_500.0}
-MIN_CALLS, MAX_CALLS = 3, 24
+BLOCK_US = {1: 4_200.0, 2: 4_500.0}
+MIN_CALLS, MAX_CALLS = 3, 30
 # Of each mode before anything counts: Python specialises code that has run a few times, the reference's has by then.
 WARM_CALLS = 8
 # Of a block, they don't count: the GPU has just changed hands, the host's caches are cold.
