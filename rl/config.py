@@ -17,6 +17,9 @@ from rl.settings import ConfigError, Where, nearest, override, ranged, section
 
 RECIPES = Path(__file__).parent / "recipes"
 
+# Temperatures beyond these are greedy or uniform in fp32: log-probs of either carry nothing to learn from.
+COLDEST, HOTTEST = 1e-3, 100.0
+
 
 @dataclass(frozen=True)
 class Problems:
@@ -178,7 +181,7 @@ class Rollout:
     samples_per_prompt: int = ranged(16, low=1)
     turns: int = ranged(3, low=1)
     max_new_tokens: int = ranged(8192, low=1)
-    temperature: float = ranged(1.0, above=0)
+    temperature: float = ranged(1.0, low=COLDEST, high=HOTTEST)
     top_p: float = ranged(1.0, above=0, high=1)
     min_new_tokens: int = ranged(0, low=0)
     batch_size: int = ranged(64, low=1)
@@ -270,13 +273,15 @@ class Train:
 
     `autocast`: compute in bf16 over fp32 weights; for CUDA only. `recompute`: keep only the layers' inputs and compute
     the rest again in the backward pass (activation checkpointing: less memory, a third more work). `compile`: compile
-    the decoder layers; worth its minute for models of real size, for CUDA only.
+    the decoder layers; worth its minute for models of real size, for CUDA only. `max_skipped`: after so many steps in a
+    row that trained nothing (every row masked, or no finite gradient) training pauses (rl/idle.py; 0: never).
     """
 
     steps: int = ranged(300, low=1)
     checkpoint_every: int = ranged(10, low=1)
     keep_checkpoints: int = ranged(2, low=1)
     micro_batch_tokens: int = ranged(32768, low=1)
+    max_skipped: int = ranged(10, low=0)
     autocast: bool = False
     recompute: bool = False
     compile: bool = False
@@ -292,7 +297,7 @@ class Eval:
 
     samples: int = ranged(8, low=1)
     turns: int = ranged(3, low=1)
-    temperature: float = ranged(1.0, above=0)
+    temperature: float = ranged(1.0, low=COLDEST, high=HOTTEST)
     top_p: float = ranged(0.95, above=0, high=1)
     every: int = ranged(0, low=0)
     during_samples: int = ranged(1, low=1)
@@ -303,7 +308,7 @@ class Config:
     """The whole tree; one a run, written to <run>/config.json."""
 
     name: str = "default"
-    seed: int = ranged(0, low=0)
+    seed: int = ranged(0, low=0, high=2**64 - 1)
     device: Literal["cpu", "cuda"] = "cuda"
     problems: Problems = field(default_factory=Problems)
     env: Env = field(default_factory=Env)
@@ -366,8 +371,10 @@ def load_run(run: Path | str) -> Config:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path} is missing: prepare the run folder first (scripts/prepare)") from error
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not JSON: {error}; prepare the run folder again") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} holds no settings, but {type(data).__name__}; prepare the run folder again")
     return Config.from_json(data, str(path))
 
 

@@ -63,6 +63,13 @@ class Policy(torch.nn.Module):
     @torch.no_grad()
     def check(self) -> None:
         """Compare two short packed rows with the model's own logits for each alone."""
+        broken = [name for name, weight in self.model.named_parameters() if not weight.isfinite().all()]
+        if broken:
+            raise ConfigError(
+                f"the model's weights hold NaN or inf, e.g. {broken[0]} ({len(broken)} of "
+                f"{sum(1 for _ in self.model.parameters())}): its folder is damaged, or the training that wrote it "
+                "diverged; get or make it anew"
+            )
         device = next(self.parameters()).device
         rows = [[0, 1, 2, 3], [3, 1, 0]]
         got = self(make_pack(rows, [[1, 2, 3], [1, 2]], [0, 1], device)).logprobs

@@ -7,9 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from env.pool import PoolError
 from env.records import BLAMELESS_STATUSES, STATUSES
 from rl.config import Reward
 from rl.records import Trajectory
+
+
+class BadVerdict(PoolError, ValueError):
+    """A verdict that no working judge gives: nothing may be learned from it."""
 
 
 def reward(verdict: dict[str, Any], config: Reward) -> tuple[float | None, dict[str, float]]:
@@ -19,11 +24,11 @@ def reward(verdict: dict[str, Any], config: Reward) -> tuple[float | None, dict[
     for the status (0 in the paper). With `config.hack_check` off (ablation) a hack whose values match counts as
     correct. The PR term is there only with `config.profiling_ratio`. A speedup or PR that was not measured adds 0.
     Returns (None, {}) where the verdict is nobody's fault: such a turn is masked, not punished.
-    Raises ValueError for an unknown status and for a speedup or PR that is no number or negative.
+    Raises BadVerdict for an unknown status and for a speedup or PR that can't be one.
     """
     status = verdict["status"]
     if status not in STATUSES:
-        raise ValueError(f"unknown status {status!r}; known: {', '.join(STATUSES)}")
+        raise BadVerdict(f"unknown status {status!r}; known: {', '.join(STATUSES)}")
     if status in BLAMELESS_STATUSES:
         return None, {}
     correct = status == "correct" or (status == "hack" and not config.hack_check and verdict["values_match"] is True)
@@ -88,6 +93,11 @@ def _measured(verdict: dict[str, Any], name: str) -> float:
     value = verdict[name]
     if value is None:
         return 0.0
-    if math.isnan(value) or value < 0:
-        raise ValueError(f"verdict has {name} = {value}; the judge must give a number >= 0, or None if not measured")
-    return float(value)
+    most = 1.0 if name == "profiling_ratio" else math.inf
+    if not isinstance(value, float | int) or not math.isfinite(value) or not 0 <= value <= most + 1e-6:
+        allowed = "from 0 to 1" if most == 1 else ">= 0"
+        raise BadVerdict(
+            f"its verdict has {name} = {value!r}; the judge must give a finite number {allowed}, or None where nothing "
+            "was measured. The judge is broken; python -m env.doctor says what this machine lacks"
+        )
+    return min(float(value), most)

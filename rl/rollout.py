@@ -27,7 +27,7 @@ from rl.engines.base import Batch, Completion, Engine, Request, checked
 from rl.plan import Plan
 from rl.prompts import Chat, TextChat
 from rl.records import Trajectory, Turn, append_trajectories, read_trajectories
-from rl.rewards import reward
+from rl.rewards import BadVerdict, reward
 
 
 class Judge(Protocol):
@@ -169,8 +169,7 @@ class _Rollout:
         sample.completion = sample.verdict = None  # those of the turn before are noted
         names = (plan.step, trajectory.problem_id, trajectory.sample_index, len(trajectory.turns))
         key = len(trajectory.turns) * self.most + sample.number  # no key twice, and the sample's number in it
-        name = f"problem {trajectory.problem_id}, sample {trajectory.sample_index}, turn {len(trajectory.turns) + 1}"
-        return Request(key, sample.prompt, seeding.derive(plan.seed, "sample", *names), name)
+        return Request(key, sample.prompt, seeding.derive(plan.seed, "sample", *names), _name(sample))
 
     def _sample(self, request: Request) -> _Sample:
         return self.samples[request.key % self.most]
@@ -187,7 +186,10 @@ class _Rollout:
             self.seconds["seconds/judge_work"] += verdict.cost.get("total_s", 0.0)
         record = verdict.to_json()
         del record["cost"]  # wall-clock: the one thing in which two equal runs differ
-        value, parts = reward(record, self.plan.reward)
+        try:
+            value, parts = reward(record, self.plan.reward)
+        except BadVerdict as error:
+            raise BadVerdict(f"{_name(sample)}: {error}") from error
         turns = sample.trajectory.turns
         turns.append(
             Turn(
@@ -210,6 +212,12 @@ class _Rollout:
             sample.message = self.plan.wording.next_message(verdict.feedback)
             sample.prompt = self.chat.next_prompt(turns, sample.message)
         self.bar.update(1 + (self.plan.turns - len(turns) if sample.trajectory.ended else 0))
+
+
+def _name(sample: _Sample) -> str:
+    """A sample's present turn, as messages call it."""
+    trajectory = sample.trajectory
+    return f"problem {trajectory.problem_id}, sample {trajectory.sample_index}, turn {len(trajectory.turns) + 1}"
 
 
 def evaluate_problems(

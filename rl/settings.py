@@ -6,6 +6,7 @@ Runs in every process. Knows nothing of what the settings mean; rl/config.py doe
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Callable
 from dataclasses import MISSING, field, fields, is_dataclass
@@ -28,6 +29,10 @@ def differing(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, 
     old, new = flatten(old), flatten(new)
     pairs = [(key, old.get(key, "(absent)"), new.get(key, "(absent)")) for key in sorted(old.keys() | new.keys())]
     return [(key, before, after) for key, before, after in pairs if before != after]
+
+
+# Of an integer without a limit of its own: a count beyond it is a slip of the keyboard.
+LARGEST = 2**31 - 1
 
 
 class ConfigError(ValueError):
@@ -97,13 +102,15 @@ def _value(value: Any, kind: Any, limits: Any, key: str, where: str) -> Any:
         words = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
         raise ConfigError(f"{where}: {key} must be {words[kind]}, got {value!r} ({type(value).__name__})")
     low, high, above = limits.get("low"), limits.get("high"), limits.get("above")
-    inside = (
-        (low is None or value >= low)
+    if kind is int and high is None:
+        high = LARGEST
+    inside = kind not in (int, float) or (
+        math.isfinite(value)
+        and (low is None or value >= low)
         and (high is None or value <= high)
         and (above is None or value > above)
-        and (kind is not float or abs(value) != float("inf"))
     )
-    if limits and not inside:
+    if not inside:
         parts = [f">= {low}" if low is not None else "", f"> {above}" if above is not None else ""]
         parts += [f"<= {high}" if high is not None else "", "finite"]
         raise ConfigError(f"{where}: {key} = {value!r}; allowed: {' and '.join(filter(None, parts))}")

@@ -83,6 +83,13 @@ def test_defaults_are_the_papers_figures():
         ("reward.earns.corect=1", ["unknown key 'reward.earns.corect'", "incorrect, hack, compile_error"]),
         ("reward.earns.infra_error=-1", ["unknown key 'reward.earns.infra_error'", "runtime_error, timeout, oom"]),
         ("reward.earns.hack=inf", ["reward.earns.hack = inf; allowed: finite"]),
+        ("reward.earns.incorrect=nan", ["reward.earns.incorrect = nan", "finite"]),
+        ("reward.earns.timeout=-inf", ["reward.earns.timeout = -inf", "finite"]),
+        ("seed=18446744073709551616", ["seed", "<= 18446744073709551615"]),
+        ("train.steps=99999999999999999999", ["train.steps", "<= 2147483647"]),
+        ("rollout.temperature=1e-30", ["rollout.temperature", ">= 0.001 and <= 100.0"]),
+        ("rollout.temperature=1e308", ["rollout.temperature", "<= 100.0"]),
+        ("eval.temperature=1e-30", ["eval.temperature", ">= 0.001"]),
         ("rollout.max_infra_share=2", ["rollout.max_infra_share", ">= 0 and <= 1"]),
         ("rollout.min_new_tokens=97", ["rollout.min_new_tokens", "more than an answer may have, 96"]),
         ("env.placement=apart", ["env.placement", "needs device = cuda"]),
@@ -97,6 +104,24 @@ def test_refusals_name_the_place_the_key_and_what_is_allowed(override, words):
         load_recipe("mini-cpu", [override])
     for word in [f"--set {override}", *words]:
         assert word in str(refusal.value)
+
+
+def _keys(tree, prefix=""):
+    for key, value in tree.items():
+        yield from _keys(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+def test_no_number_is_nan_or_infinite(bad):
+    floats = [key for key, value in _keys(Config().to_json()) if type(value) is float]
+    assert len(floats) > 40
+    for key in floats:
+        with pytest.raises(ConfigError, match=rf"{key} = {bad}; allowed: .*finite"):
+            load_recipe("mini-cpu", [f"{key}={bad}"])
+
+
+def test_the_largest_seed_seeds_everything():
+    seeding.seed_everything(load_recipe("mini-cpu", ["seed=18446744073709551615"]).seed)
 
 
 def test_grpo_with_one_sample_is_refused():
@@ -146,3 +171,27 @@ def test_rng_state_round_trip():
     again = random.random(), torch.rand(3)
     assert first[0] == again[0]
     assert torch.equal(first[1], again[1])
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "reward.earns.incorrect=nan", "reward.earns.hack=inf", "optim.lr=nan", "optim.lr=inf", "loss.scale=inf",
+        "optim.weight_decay=nan", "rollout.temperature=1e-30", "rollout.temperature=1e308", "eval.temperature=0",
+        "seed=18446744073709551616", "seed=-1", "train.steps=99999999999", "rollout.turns=1e3",
+    ],
+)  # fmt: skip
+def test_no_number_is_taken_that_nothing_can_be_computed_with(override):
+    with pytest.raises(ConfigError, match=override.partition("=")[0]):
+        load_recipe("mini-cpu", [override])
+
+
+def test_the_largest_seed_is_fine():
+    assert load_recipe("mini-cpu", ["seed=18446744073709551615"]).seed == 2**64 - 1
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[]", b"3", b"{"])
+def test_a_run_without_readable_settings_is_said_by_file(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        load_run(tmp_path)

@@ -265,7 +265,17 @@ def test_an_engine_that_leaves_prompts_out_or_answers_others_is_refused():
         generate(Lazy(), [[1], [2]], Sampling(8, stop_ids=(0,)), [1, 2])  # never took the second
 
 
-@pytest.mark.parametrize("bad", [{"temperature": 0.0}, {"top_p": 0.0}, {"top_p": 1.1}, {"temperature": math.nan}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1e-30},
+        {"temperature": 1e308},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"temperature": math.nan},
+    ],
+)
 def test_no_distribution_is_refused(bad):
     with pytest.raises(ValueError, match="must be"):
         Sampling(5, **bad)

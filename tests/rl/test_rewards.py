@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from env.records import BLAMELESS_STATUSES, CANDIDATE_STATUSES, STATUSES, Verdict
 from rl.config import Earns, Reward
 from rl.records import Trajectory, Turn
-from rl.rewards import TrainingPaused, refuse_broken_step, returns_to_go, reward
+from rl.rewards import BadVerdict, TrainingPaused, refuse_broken_step, returns_to_go, reward
 
 pytestmark = pytest.mark.budget(10)
 
@@ -50,12 +50,6 @@ def test_without_the_hack_check_a_right_hack_earns():
     assert reward(verdict("hack", speedup=2.0, values_match=False), ablation)[0] == 0.0
     assert reward(verdict("hack", speedup=2.0, values_match=None), ablation)[0] == 0.0
     assert reward(verdict("incorrect", speedup=2.0, values_match=True), ablation)[0] == 0.0
-
-
-@pytest.mark.parametrize("fields", [{"speedup": float("nan")}, {"speedup": -1.0}, {"profiling_ratio": float("nan")}])
-def test_measurements_that_cannot_be_are_refused(fields):
-    with pytest.raises(ValueError, match=next(iter(fields))):
-        reward(verdict("correct", **fields), Reward())
 
 
 def test_unknown_status_is_refused():
@@ -155,3 +149,15 @@ def test_a_step_that_could_not_be_judged_pauses_training():
         refuse_broken_step([Trajectory("p", 0, [], ended="context")], 1.0)
     with pytest.raises(TrainingPaused):
         refuse_broken_step([judged(*["correct"] * 99, "infra_error")], 0.0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"speedup": float("inf")}, {"speedup": float("nan")}, {"speedup": -1.0}, {"speedup": "fast"},
+        {"profiling_ratio": float("inf")}, {"profiling_ratio": 1.01}, {"profiling_ratio": -1.0}, {"profiling_ratio": float("nan")},
+    ],
+)  # fmt: skip
+def test_what_no_judge_measures_is_not_learned_from(fields):
+    with pytest.raises(BadVerdict, match=next(iter(fields))):
+        reward(verdict("correct", **{"speedup": 2.0, "profiling_ratio": 1.0} | fields), Reward())

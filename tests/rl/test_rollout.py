@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from env.pool import PoolError
 from env.records import Problem, Verdict
 from rl.config import Prompts, Reward, load_recipe
 from rl.engines.base import Completion, EngineError, Sampling
@@ -241,6 +242,18 @@ def test_a_sample_that_gets_no_answer_stops_the_rollout(chat, plan, tmp_path, sc
     words = rf"without an answer: problem p0, sample 2, turn {turn}; problem p1, sample 2, turn {turn}$"
     with pytest.raises(EngineError, match=words):
         rollout(Dropping(chat), Judge(), chat, PROBLEMS[:2], plan(schedule=schedule), tmp_path / "t.jsonl")
+    assert not (tmp_path / "t.jsonl").exists()
+
+
+def test_a_verdict_that_no_judge_gives_names_whose_it_is(chat, plan, tmp_path):
+    class Odd(Judge):
+        def submit(self, problem, response, raw=True):
+            future = super().submit(problem, response)
+            future.result().profiling_ratio = float("inf")
+            return future
+
+    with pytest.raises(PoolError, match="problem p0, sample 0, turn 1: its verdict has profiling_ratio = inf"):
+        rollout(Engine(chat), Odd(), chat, PROBLEMS[:1], plan(), tmp_path / "t.jsonl")
     assert not (tmp_path / "t.jsonl").exists()
 
 
