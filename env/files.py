@@ -5,19 +5,37 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn an OSError of writing to `path` into one that says which file, how much room there is, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+        free = shutil.disk_usage(existing).free / 2**20
+        what = f"{error.strerror or error}; {free:,.0f} MiB are free there. Make room or mend the folder, and run the"
+        raise OSError(error.errno, f"{what} same command again: it goes on where it stopped", str(path)) from error
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write `content` to `path` through a temporary file beside it: readers never see half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def remove_tree(path: str | Path) -> None:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -123,6 +124,8 @@ def verify(path: Path) -> str | None:
         return f"no usable {MANIFEST} ({error})"
     if not {PLAIN, ".metadata"} <= manifest["files"].keys():
         return f"its {MANIFEST} is not of this version of the program"
+    if manifest.get("step") != step_of(path):
+        return f"it is of step {manifest.get('step')}: somebody renamed it"
     for file, size, digest in expected:
         if not file.is_file():
             return f"{file.name} is missing"
@@ -248,9 +251,19 @@ def mark_done(folder: Path) -> None:
     force(folder)
 
 
+def is_done(folder: Path, result: str) -> bool:
+    """Whether a stage is complete. Raises CheckpointError where it says so and its `result` is missing."""
+    if not (folder / "DONE").is_file():
+        return False
+    if not (folder / result).is_file():
+        raise CheckpointError(f"{folder}/DONE is there, but {result} isn't: remove DONE, and the stage makes it again")
+    return True
+
+
 def _steps(folder: Path) -> list[Path]:
-    """Checkpoint folders, newest first."""
-    return sorted((path for path in folder.glob("step_*") if path.is_dir()), key=step_of, reverse=True)
+    """Checkpoint folders, newest first. What a person put beside them (step_00005.bak) is none."""
+    named = (path for path in folder.glob("step_*") if re.fullmatch(r"step_\d{5,}", path.name))
+    return sorted((path for path in named if path.is_dir()), key=step_of, reverse=True)
 
 
 def _sha256(path: Path) -> str:

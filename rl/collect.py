@@ -24,7 +24,7 @@ from pathlib import Path
 from env.pool import PoolError
 from env.problems import ProblemError, load_jsonl
 from env.records import Problem
-from rl import checkpoint, seeding
+from rl import checkpoint, run_lock, seeding
 from rl.config import Config, ConfigError, Keep, load_run
 from rl.engines.base import Engine, EngineError, Sampling
 from rl.export import export
@@ -107,11 +107,11 @@ def main(run: Path) -> None:
         return
     config = load_run(run)
     problems = load_jsonl(run / "problems" / "train.jsonl")
-    engine = make_teacher(problems, config, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with make_pool(config) as pool:
-        collect(engine, pool, problems, config, folder)
-    checkpoint.mark_done(folder)
+    with run_lock.held(folder):
+        engine = make_teacher(problems, config, folder)
+        with make_pool(config) as pool:
+            collect(engine, pool, problems, config, folder)
+        checkpoint.mark_done(folder)
 
 
 def make_teacher(problems: Sequence[Problem], config: Config, folder: Path) -> Engine:
@@ -141,5 +141,5 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     try:
         main(arguments.run)
-    except (ConfigError, EngineError, FileNotFoundError, PoolError, ProblemError, RuntimeError) as error:
+    except (ConfigError, EngineError, OSError, PoolError, ProblemError, RuntimeError) as error:
         sys.exit(f"rl.collect: {error}")

@@ -17,13 +17,17 @@ from typing import Any
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from env.files import write_atomic
+from env.files import explained, write_atomic
 from env.records import STATUSES
 from rl.metric_names import known
 from rl.outcomes import fast_at, is_judged
 from rl.records import Trajectory, Turn
 
 FAST_THRESHOLDS = (1.0, 1.2)
+
+
+class DamagedFile(ValueError):
+    """A file of metrics with a line that this program didn't write."""
 
 
 class MetricsWriter:
@@ -61,7 +65,7 @@ class MetricsWriter:
             raise ValueError(f"unknown metric {', '.join(unknown)}; add it with its meaning to rl/metric_names.py")
         clean = {name: float(v) if v is not None and math.isfinite(v) else None for name, v in values.items()}
         line = json.dumps({"step": step, **dict(sorted(clean.items()))}, allow_nan=False)
-        with open(self.folder / file_name, "a", encoding="utf-8") as file:
+        with explained(self.folder / file_name), open(self.folder / file_name, "a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -162,14 +166,19 @@ def _cut(path: Path, first_step: int) -> None:
     if not path.exists():
         return
     kept = []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise DamagedFile(f"{path} is not UTF-8 ({error}); restore it, or move it away") from error
+    lines = [line + "\n" for line in lines[:-1]] + lines[-1:] * bool(lines[-1])
     for number, line in enumerate(lines, 1):
         try:
-            entry: Any = json.loads(line)
-        except json.JSONDecodeError as error:
+            step: Any = json.loads(line)["step"]
+            early = step < first_step
+        except (ValueError, KeyError, TypeError) as error:
             if number == len(lines) and not line.endswith("\n"):
                 break
-            raise ValueError(f"{path}:{number}: not JSON ({error}); delete the line") from error
-        if entry["step"] < first_step and line.endswith("\n"):
+            raise DamagedFile(f"{path}:{number} is no line of metrics ({error}); delete the line") from error
+        if early and line.endswith("\n"):
             kept.append(line)
     write_atomic(path, "".join(kept))

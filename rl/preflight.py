@@ -60,13 +60,15 @@ def model_faults(path: Path, context: int) -> list[str]:
     try:
         shape = json.loads((path / "config.json").read_text(encoding="utf-8"))
         kinds, longest = shape.get("architectures") or [], shape.get("max_position_embeddings")
-    except (ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         return [f"{start}: config.json is damaged ({error}); get the folder anew"]
     found = []
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        return [f"{start}: config.json is damaged (architectures is {kinds!r}); get the folder anew"]
     if not any(kind.endswith("ForCausalLM") for kind in kinds):
         found.append(f"{start} is no causal language model, but {', '.join(kinds) or 'of no stated kind'}")
-    if missing := _missing_weights(path):
-        found.append(f"{start} lacks its weights: {missing}; get the folder anew")
+    if damage := weight_damage(path):
+        found.append(f"{start}: {damage}; get the folder anew")
     if isinstance(longest, int) and context > longest:
         found.append(
             f"model.context = {context}, but {path} was made for {longest} positions; set it to {longest} or less"
@@ -74,13 +76,40 @@ def model_faults(path: Path, context: int) -> list[str]:
     return found + _tokenizer_faults(path, shape.get("vocab_size"))
 
 
-def _missing_weights(path: Path) -> str:
-    """Names of weight files that aren't there; "" where all are."""
+def weight_damage(path: Path) -> str:
+    """What is wrong with a model folder's weight files, by their names and headers alone; "" where nothing is."""
+    files = sorted(path.glob("*.safetensors"))
     for index in path.glob("*.index.json"):
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return ", ".join(sorted(shard for shard in shards if not (path / shard).is_file()))
-    known = any(next(path.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin"))
-    return "" if known else "no .safetensors file"
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            shards = {name: path / name for name in names}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return f"{index.name} is damaged ({type(error).__name__}: {error})"
+        if missing := ", ".join(sorted(name for name, shard in shards.items() if not shard.is_file())):
+            return f"lacks its weights: {missing}"
+    if not files:
+        known = next(path.glob("pytorch_model*.bin"), None)
+        return "" if known else "lacks its weights: no .safetensors file"
+    return next(filter(None, map(_safetensors_damage, files)), "")
+
+
+def _safetensors_damage(file: Path) -> str:
+    """Whether the header is one and the file as long as it says: 8 bytes of length, JSON, then the tensors."""
+    size = file.stat().st_size
+    with open(file, "rb") as opened:
+        start = opened.read(8)
+        if start == b"version ":
+            return f"{file.name} is a Git LFS pointer, not the weights (git lfs pull fetches them)"
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or not 2 <= length <= size - 8:
+            return f"{file.name} is cut or no safetensors file ({size} bytes)"
+        try:
+            tensors = json.loads(opened.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            return f"{file.name} has a damaged header ({type(error).__name__})"
+    whole = 8 + length + max(ends, default=0)
+    return f"{file.name} has {size} bytes instead of {whole}" if size != whole else ""
 
 
 def _tokenizer_faults(path: Path, vocabulary: int | None) -> list[str]:

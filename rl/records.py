@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from env.files import explained
+
 RECORD_VERSION = 1
 
 # How a completion ended: `stop` (the model's end token), `length` (the turn's token limit), `context` (no room left).
@@ -73,11 +75,12 @@ class Trajectory:
 
 def append_trajectories(path: Path, trajectories: list[Trajectory]) -> None:
     """Append whole lines and force them to disk before returning: a trajectory is on disk before it is used."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8", errors="surrogatepass") as file:
-        file.writelines(json.dumps(trajectory.to_json(), sort_keys=True) + "\n" for trajectory in trajectories)
-        file.flush()
-        os.fsync(file.fileno())
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a", encoding="utf-8", errors="surrogatepass") as file:
+            file.writelines(json.dumps(trajectory.to_json(), sort_keys=True) + "\n" for trajectory in trajectories)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
@@ -96,4 +99,7 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
             raise ValueError(
                 f"{path}:{number}: not a trajectory ({error}); restore the file or delete the line"
             ) from error
-        yield Trajectory.from_json(data)
+        try:
+            yield Trajectory.from_json(data)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path}:{number}: not a trajectory of this version ({error})") from error

@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from rl import checkpoint, distributed, seeding
+from rl import checkpoint, distributed, run_lock, seeding
 from rl.config import Config, ConfigError, load_run
 from rl.learner import Learner
-from rl.metrics import MetricsWriter
+from rl.metrics import DamagedFile, MetricsWriter
 from rl.optimizer import learning_rate
 from rl.records import read_trajectories
 
@@ -153,7 +153,7 @@ def load_examples(source: Path, tokenizer, context: int) -> list[Example]:
 def main(run: Path) -> None:
     """The whole stage on a run folder; returns at once where DONE is there."""
     folder = run / "sft"
-    if (folder / "DONE").exists():
+    if checkpoint.is_done(folder, "model/config.json"):
         print(f"{folder}: done before")
         return
     config = load_run(run)
@@ -161,6 +161,11 @@ def main(run: Path) -> None:
     if not source.is_file():
         raise FileNotFoundError(f"{source} is missing: run `python -m rl.collect --run {run}` first")
     distributed.start(config.device)
+    with run_lock.held(folder):
+        _stage(folder, source, config)
+
+
+def _stage(folder: Path, source: Path, config: Config) -> None:
     seeding.seed_everything(config.seed)
     from rl import modeling  # imports transformers, which takes seconds: not for a finished stage
 
@@ -192,9 +197,11 @@ if __name__ == "__main__":
         distributed.stop()
     except (
         ConfigError,
-        FileNotFoundError,
+        DamagedFile,
         FloatingPointError,
+        OSError,
         checkpoint.CheckpointError,
         distributed.RankError,
+        run_lock.FolderInUse,
     ) as error:
         sys.exit(f"rl.sft: {error}")

@@ -26,15 +26,16 @@ from tqdm import tqdm
 from env.pool import PoolError
 from env.problems import ProblemError, load_jsonl
 from env.records import Problem
-from rl import checkpoint, distributed, seeding, weight_sync
+from rl import checkpoint, distributed, run_lock, seeding, weight_sync
 from rl.advantages import advantages
 from rl.batch import Row, rows_of
 from rl.config import Config, ConfigError, load_run
 from rl.engines.base import Engine, EngineError
 from rl.engines.ranks import RankEngine, together
+from rl.idle import Idle
 from rl.learner import Learner
 from rl.loss import kl_k3
-from rl.metrics import MetricsWriter, evaluation_metrics, gpu_memory, rollout_metrics
+from rl.metrics import DamagedFile, MetricsWriter, evaluation_metrics, gpu_memory, rollout_metrics
 from rl.plan import evaluation_plan, training_plan
 from rl.prompts import Chat
 from rl.records import Trajectory
@@ -164,17 +165,19 @@ def evaluate_step(
     return metrics, {"seconds/evaluate": time.perf_counter() - begun}
 
 
-def resume(learner: Learner, folder: Path, config: Config) -> int:
-    """Take over the newest checkpoint and remove what later steps left. Returns the number of steps done.
+def resume(learner: Learner, folder: Path, config: Config) -> tuple[int, Idle]:
+    """Take over the newest checkpoint and remove what later steps left. Returns the number of steps done, and how many
+    of the last ones trained nothing.
 
     Settings may have changed since (more steps, another learning rate): said, not refused.
     """
     newest = checkpoint.newest(folder / "checkpoints")
-    done = 0
+    done, idle = 0, Idle()
     if newest is not None:
         done = checkpoint.step_of(newest)
         plain = checkpoint.load(newest, learner.tensors())
         learner.restored(plain["learner"])
+        idle = Idle.restored(plain.get("idle"))
         generators = plain["rng"]
         if distributed.rank() < len(generators):
             seeding.set_rng_state(generators[distributed.rank()])
@@ -191,7 +194,7 @@ def resume(learner: Learner, folder: Path, config: Config) -> int:
                     path.unlink()
 
     distributed.agree(remove_later)
-    return done
+    return done, idle
 
 
 def make_engine(config: Config, learner: Learner, model_folder: Path) -> Engine | None:
@@ -210,13 +213,14 @@ def make_engine(config: Config, learner: Learner, model_folder: Path) -> Engine 
     return engine
 
 
-def save(learner: Learner, folder: Path, step: int, config: Config) -> None:
+def save(learner: Learner, folder: Path, step: int, config: Config, idle: Idle) -> None:
     """A checkpoint after `step`, which is the data cursor too (`pick_problems`)."""
     plain = {
         "step": step,
         "learner": learner.state(),
         "rng": distributed.gather(seeding.rng_state()),
         "config": config.to_json(),
+        "idle": idle.state(),
     }
     checkpoint.save(folder / "checkpoints", step, learner.tensors(), plain, config.train.keep_checkpoints)
 
@@ -224,21 +228,31 @@ def save(learner: Learner, folder: Path, step: int, config: Config) -> None:
 def main(run: Path) -> None:
     """The whole stage on a run folder; returns at once where DONE is there."""
     folder = run / "rl"
-    if (folder / "DONE").exists():
+    if checkpoint.is_done(folder, "model/config.json"):
         print(f"{folder}: done before")
         return
     config = load_run(run)
+    distributed.start(config.device)
+    with run_lock.held(folder):
+        _stage(run, folder, config)
+
+
+def _stage(run: Path, folder: Path, config: Config) -> None:
     problems = load_jsonl(run / "problems" / "train.jsonl")
     heldout = load_jsonl(run / "problems" / "heldout.jsonl") if config.eval.every else []
-    distributed.start(config.device)
     seeding.seed_everything(config.seed)
     from rl import modeling  # imports transformers, which takes seconds: not for a finished stage
 
     model, tokenizer = modeling.load(run / "sft" / "model", config.device)
     chat = Chat(tokenizer)
     learner = Learner(model, config)
-    done = resume(learner, folder, config)
+    done, idle = resume(learner, folder, config)
     steps, every, first = config.train.steps, config.train.checkpoint_every, distributed.first()
+    if done > steps:
+        raise ConfigError(
+            f"train.steps = {steps}, but {folder}/checkpoints holds {done} steps: set it to {done} or more, or remove "
+            "the newer checkpoints to go on from an earlier one"
+        )
     engine = make_engine(config, learner, run / "sft" / "model")
     with (
         make_pool(config) if first else contextlib.nullcontext() as judge,
@@ -256,10 +270,13 @@ def main(run: Path) -> None:
             path = folder / "trajectories" / f"step_{step:05d}.jsonl"
             try:
                 metrics, wall = train_step(step, learner, engine, judge, chat, chosen, config, path)
+                # Before this step is saved: it is taken again, and only then is a run with idle last steps complete.
+                idle.after(metrics).refuse(metrics, config)
             except TrainingPaused:
                 if step - 1 > done and (step - 1) % every:  # what was learned since the last checkpoint
-                    save(learner, folder, step - 1, config)
+                    save(learner, folder, step - 1, config, idle)
                 raise
+            idle = idle.after(metrics)
             if config.eval.every and step % config.eval.every == 0:
                 path = folder / "evaluation" / path.name
                 evaluation, seconds = evaluate_step(learner, engine, judge, chat, heldout, config, path)
@@ -268,7 +285,7 @@ def main(run: Path) -> None:
                 writer.write(step, metrics)
                 writer.write_wall(step, wall)
             if step % every == 0 or step == steps:
-                save(learner, folder, step, config)
+                save(learner, folder, step, config, idle)
             fast = metrics.get("fast/1.2_turn1", 0.0)
             bar.set_postfix_str(f"reward {metrics.get('reward/mean', 0.0):.2f}, fast@1.2 {fast:.0%}", refresh=False)
             bar.update()
@@ -285,12 +302,14 @@ if __name__ == "__main__":
         distributed.stop()
     except (
         ConfigError,
+        DamagedFile,
         EngineError,
-        FileNotFoundError,
+        OSError,
         PoolError,
         ProblemError,
         TrainingPaused,
         checkpoint.CheckpointError,
         distributed.RankError,
+        run_lock.FolderInUse,
     ) as error:
         sys.exit(f"rl.train: {error}")

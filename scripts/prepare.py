@@ -29,6 +29,11 @@ from rl.settings import differing
 from scripts import machine, plan
 
 ROOT = Path(__file__).resolve().parent.parent
+# What says how far and how RL goes on, and nothing about what was made so far. Once RL is complete they are settled.
+RESUMABLE = (
+    "train.steps", "train.checkpoint_every", "train.keep_checkpoints", "train.max_skipped", "train.micro_batch_tokens",
+    "env.slots",
+)  # fmt: skip
 ROOM_BYTES = 512 * 2**20  # trajectories, figures and TensorBoard files, roughly
 
 
@@ -109,18 +114,7 @@ def check(config: Config, run: Path) -> list[str]:
             "or set problems.source=generator"
         )
     faults += preflight.faults(config)
-    if (run / "config.json").is_file():
-        try:
-            old = json.loads((run / "config.json").read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            old = {}
-            faults.append(f"{run}/config.json is damaged ({error}); remove {run} or choose another folder: --run NAME")
-        if old and (changed := different_keys(old, config.to_json())):
-            lines = "\n    ".join(changed)
-            faults.append(
-                f"{run} belongs to a run with other settings:\n    {lines}\n  Choose another folder (--run NAME), or "
-                "give the settings that the run was started with"
-            )
+    faults += settings_faults(config, run)
     existing = next(parent for parent in [run, *run.resolve().parents] if parent.exists())
     if not os.access(existing, os.W_OK):
         faults.append(f"{existing} can't be written to; choose another folder: --run PATH")
@@ -131,6 +125,30 @@ def check(config: Config, run: Path) -> list[str]:
             "set train.keep_checkpoints lower"
         )
     return faults
+
+
+def settings_faults(config: Config, run: Path) -> list[str]:
+    """What keeps these settings from going on in a run folder that has some already."""
+    path = run / "config.json"
+    if not path.is_file():
+        return []
+    try:
+        old = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        return [f"{path} is damaged ({error}); remove {run} or choose another folder: --run NAME"]
+    if not isinstance(old, dict) or not old:
+        return [f"{path} holds no settings; remove {run} or choose another folder: --run NAME"]
+    done = (run / "rl" / "DONE").is_file()
+    allowed = () if done else RESUMABLE
+    keys = [key for key, _, _ in differing(old, config.to_json()) if key not in allowed]
+    if not keys:
+        return []
+    lines = "\n    ".join(line for line in different_keys(old, config.to_json()) if line.partition(": ")[0] in keys)
+    more = "" if done else f" (only {', '.join(RESUMABLE)} may change while RL goes on)"
+    return [
+        f"{run} belongs to a run with other settings:\n    {lines}\n  Choose another folder (--run NAME), or give the "
+        f"settings that the run was started with{more}"
+    ]
 
 
 def gpu_faults(config: Config) -> list[str]:

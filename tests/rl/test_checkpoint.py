@@ -91,7 +91,15 @@ def empty_manifest(path):
     (path / "manifest.json").write_text(json.dumps({"step": 2, "files": {}}))
 
 
-DAMAGES = [cut_in_half, flip_a_byte, cut_metadata, cut_manifest, lose_a_file, lose_manifest_entries, empty_manifest]
+def of_another_step(path):
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"step": 7}))
+
+
+DAMAGES = [
+    cut_in_half, flip_a_byte, cut_metadata, cut_manifest, lose_a_file, lose_manifest_entries, empty_manifest,
+    of_another_step,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -219,3 +227,13 @@ def test_changed_settings_are_named():
 def test_done_marks(tmp_path):
     checkpoint.mark_done(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["DONE"]
+
+
+def test_what_a_person_put_beside_checkpoints_is_none(tmp_path):
+    save(tmp_path, 1, keep=1)
+    for name in ("step_foo", "step_00005.bak", "step_", "step_-0003"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "step_00009").write_text("a file")
+    assert checkpoint.newest(tmp_path).name == "step_00001"
+    save(tmp_path, 2, keep=1)
+    assert checkpoint.newest(tmp_path).name == "step_00002" and (tmp_path / "step_00005.bak").is_dir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 
@@ -50,6 +51,13 @@ def with_a_shard_missing(model):
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
 
 
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 4975\n"
+
+
+def cut(path, share):
+    os.truncate(path, int(path.stat().st_size * share))
+
+
 def with_half_a_config(model):
     text = (model / "config.json").read_text()
     (model / "config.json").write_text(text[: len(text) // 2])
@@ -63,6 +71,20 @@ def with_half_a_config(model):
         (lambda model: edit(model / "config.json", architectures=["BertModel"]), "BertModel"),
         (without_weights, r"lacks its weights: no .safetensors"),
         (with_a_shard_missing, "model-00002-of-00002.safetensors"),
+        (lambda model: cut(model / "model.safetensors", 0.9), r"has \d+ bytes instead of \d+"),
+        (lambda model: cut(model / "model.safetensors", 0.001), "is cut or no safetensors file"),
+        (lambda model: (model / "model.safetensors").write_bytes(b""), r"\(0 bytes\)"),
+        (lambda model: (model / "model.safetensors").write_text(LFS_POINTER), "Git LFS pointer"),
+        (lambda model: (model / "model.safetensors").write_bytes(b"\x08" + bytes(15)), "damaged header"),
+        (lambda model: (model / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"[]"), "damaged header"),
+        (lambda model: (model / "model.safetensors.index.json").write_text("{"), "index.json is damaged"),
+        (
+            lambda model: (model / "model.safetensors.index.json").write_text('{"weight_map": [1]}'),
+            "index.json is damag",
+        ),
+        (lambda model: edit(model / "config.json", architectures="Qwen3ForCausalLM"), "architectures is 'Qwen3"),
+        (lambda model: edit(model / "config.json", architectures=[1]), r"architectures is \[1\]"),
+        (lambda model: (model / "config.json").write_bytes(b"\xff\xfe{}"), "config.json is damaged"),
         (lambda model: (model / "tokenizer.json").write_text("{"), "no tokenizer that loads"),
         (lambda model: edit(model / "config.json", vocab_size=100), r"tokens and the model 100"),
         (lambda model: edit(model / "config.json", max_position_embeddings=128), "model.context = 200"),
@@ -115,3 +137,29 @@ def test_an_empty_or_malformed_data_set_is_refused(tmp_path, content):
     settings = ["problems.source=folder", f"problems.path={folder}", "problems.train=4", "problems.heldout=1"]
     with pytest.raises((prepare.PrepareError, ProblemError), match=str(folder)):
         prepare.make_problems(load_recipe("mini-cpu", settings))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"{}", "holds no settings"), (b"[1]", "holds no settings"), (b"\xff\xfe", "is damaged"), (b"{", "is damaged")],
+)
+def test_a_run_folder_whose_settings_are_none_is_left_alone(tmp_path, capsys, content, words):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_bytes(content)
+    assert prepare.main(["--recipe", "mini-cpu", "--run", str(tmp_path / "run")]) == 2
+    assert words in capsys.readouterr().err and (tmp_path / "run" / "config.json").read_bytes() == content
+
+
+def test_more_steps_may_be_asked_for_until_rl_is_complete(tmp_path, capsys):
+    run, small = tmp_path / "run", [f"--set={pair}" for pair in ("problems.train=8", "problems.heldout=4")]
+    start = ["--recipe", "mini-cpu", "--run", str(run), *small]
+    assert prepare.main([*start, "--set=train.steps=4"]) == 0
+    assert prepare.main([*start, "--set=train.steps=6", "--set=train.keep_checkpoints=3"]) == 0
+    assert json.loads((run / "config.json").read_text())["train"]["steps"] == 6
+    assert prepare.main([*start, "--set=train.steps=6", "--set=optim.lr=1e-3"]) == 2
+    said = capsys.readouterr().err
+    assert "optim.lr" in said and "train.steps, train.checkpoint_every" in said and "train.steps: " not in said
+    (run / "rl").mkdir()
+    (run / "rl" / "DONE").touch()
+    assert prepare.main([*start, "--set=train.steps=8", "--set=train.keep_checkpoints=3"]) == 2
+    assert "train.steps: 6 -> 8" in capsys.readouterr().err

@@ -1,0 +1,146 @@
+"""One step of RL with a made-up engine, judge and learner: what reaches the loss is what the settings say, by hand.
+
+Nothing here is a default: two problems, three samples, two turns; gamma 0.5, grpo, a cap of 2, no profiling ratio in the
+reward, MRS over trajectories with a lopsided band, PRS hard, importance weights, rejected rows out of the baseline.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from env.records import Problem, Verdict
+from rl import modeling, train
+from rl.config import load_recipe
+from rl.engines.base import Completion
+from rl.prompts import Chat
+from rl.records import read_trajectories
+
+pytestmark = pytest.mark.budget(20)
+
+SETTINGS = [
+    "model.layers=1", "model.width=24", "model.heads=2", "model.kv_heads=1", "model.mlp=32", "model.vocab_size=300",
+    "model.context=256", "rollout.prompts_per_step=2", "rollout.samples_per_prompt=3", "rollout.max_new_tokens=6",
+    "rollout.turns=2", "rollout.temperature=0.7", "advantage.gamma=0.5", "advantage.estimator=grpo",
+    "reward.speedup_cap=2.0", "reward.profiling_ratio=false", "reward.earns.incorrect=0.25", "rejection.mrs=trajectory",
+    "rejection.mrs_low=0.5", "rejection.mrs_high=1.1", "rejection.prs=hard", "rejection.prs_tau=0.3",
+    "rejection.baseline=drop", "rejection.importance=token", "rejection.importance_cap=1.3",
+]  # fmt: skip
+# (problem, sample) -> speedup by turn; None: incorrect.
+SPEEDUPS = {
+    ("p0", 0): (0.5, 5.0), ("p0", 1): (1.0, 0.2), ("p0", 2): (None, 0.3),
+    ("p1", 0): (0.4, 0.6), ("p1", 1): (0.8, 0.1), ("p1", 2): (0.2, 1.0),
+}  # fmt: skip
+REWARDS = {
+    ("p0", 0): (1.5, 3.0), ("p0", 1): (2.0, 1.2), ("p0", 2): (0.25, 1.3),
+    ("p1", 0): (1.4, 1.6), ("p1", 1): (1.8, 1.1), ("p1", 2): (1.2, 2.0),
+}  # fmt: skip
+LAZY = {("p1", 0, 0), ("p0", 1, 1), ("p0", 2, 0)}  # with a profiling ratio of 0.1; the last one is not correct
+# Log-prob of the learner less that of the engine, of every token of a turn.
+OFFSETS = {("p0", 1, 1): 0.4, ("p1", 2, 0): -0.3, ("p1", 2, 1): -0.3}
+# w of p0's sample 1 is exp(0.2): too high for all of it. The other way round exp(-0.2) would be kept, and p1's sample 2
+# rejected, with exp(0.3).
+MASKS = {("p0", 1, 0): ["mrs"], ("p0", 1, 1): ["mrs", "prs"], ("p1", 0, 0): ["prs"]}
+LOGPROBS = [-0.5, -0.25]
+
+
+class Engine:
+    takes = "ids"
+
+    def __init__(self, stop):
+        self.stop, self.sampling, self.now = stop, None, ""
+
+    def stream(self, source, sampling):
+        self.sampling = sampling
+        while taken := source.take(1, wait=True):
+            for request in taken:
+                problem, sample, turn = re.fullmatch(r"problem (\w+), sample (\d+), turn (\d+)", request.name).groups()
+                self.now = problem, int(sample), int(turn) - 1
+                yield request, Completion([5, self.stop], LOGPROBS, "stop", request.prompt)
+
+
+class Judge:
+    def __init__(self, engine):
+        self.engine = engine
+
+    def submit(self, problem, response, raw=True):
+        name, sample, turn = self.engine.now
+        assert problem.id == name
+        speedup = SPEEDUPS[name, sample][turn]
+        ratio = 0.1 if (name, sample, turn) in LAZY else 0.9
+        status = "incorrect" if speedup is None else "correct"
+        future = Future()
+        future.set_result(Verdict(status, speedup=speedup, profiling_ratio=ratio, values_match=True, feedback="go on"))
+        return future
+
+
+class Learner:
+    version, vocabulary = 7, 300
+
+    def evaluate(self, rows):
+        logprobs = [torch.tensor(row.rollout_logprobs) + OFFSETS.get(place(row), 0.0) for row in rows]
+        return SimpleNamespace(logprobs=logprobs, entropy=lambda: 0.0)
+
+    def update(self, rows, old_logprobs, weights):
+        self.rows, self.old, self.weights = list(rows), list(old_logprobs), list(weights)
+        return {"policy/skipped": 0.0}
+
+
+def place(row):
+    return row.problem_id, row.sample_index, row.turn
+
+
+def expected_advantages():
+    """By hand: G = R1 + 0.5 R2 and R2; mean-centred over the group's rows without a mask, a masked row added alone."""
+    found = {}
+    for problem in ("p0", "p1"):
+        for turn in (0, 1):
+            group = {}
+            for sample in range(3):
+                first, second = REWARDS[problem, sample]
+                group[sample] = first + 0.5 * second if turn == 0 else second
+            kept = [value for sample, value in group.items() if (problem, sample, turn) not in MASKS]
+            for sample, value in group.items():
+                own = kept if (problem, sample, turn) not in MASKS else [*kept, value]
+                found[problem, sample, turn] = value - sum(own) / len(own)
+    return found
+
+
+def test_what_reaches_the_loss_is_what_the_settings_say(tmp_path, monkeypatch):
+    config = load_recipe("mini-cpu", SETTINGS)
+    modeling.build_initial(config, ["class Model:\n", "go on\n"], tmp_path / "model")
+    chat = Chat(modeling.load(tmp_path / "model", "cpu")[1])
+    monkeypatch.setattr(train.weight_sync, "push", lambda learner, engine: 0.0)
+    engine, learner = Engine(chat.stop_ids[0]), Learner()
+    problems = [Problem(name, "class Model:\n") for name in ("p0", "p1")]
+    path = tmp_path / "step.jsonl"
+    metrics, _ = train.train_step(3, learner, engine, Judge(engine), chat, problems, config, path)
+
+    assert (engine.sampling.temperature, engine.sampling.max_new_tokens) == (0.7, 6)
+    assert len(learner.rows) == 12 and {row.step for row in learner.rows} == {3}
+    assert {place(row): row.masks for row in learner.rows if row.masks} == MASKS
+    advantages = expected_advantages()
+    for row, old, weight in zip(learner.rows, learner.old, learner.weights, strict=True):
+        offset = OFFSETS.get(place(row), 0.0)
+        assert row.advantage == pytest.approx(advantages[place(row)], abs=1e-9), place(row)
+        assert row.rollout_logprobs == LOGPROBS
+        assert old.tolist() == pytest.approx([value + offset for value in LOGPROBS], abs=1e-6)
+        assert weight.tolist() == pytest.approx([min(math.exp(offset), 1.3)] * 2, abs=1e-6)
+    written = {
+        (t.problem_id, t.sample_index, number): turn
+        for t in read_trajectories(path)
+        for number, turn in enumerate(t.turns)
+    }
+    for (problem, sample, turn), found in written.items():
+        assert found.reward == pytest.approx(REWARDS[problem, sample][turn])
+        assert found.advantage == pytest.approx(advantages[problem, sample, turn])
+        assert found.masks == MASKS.get((problem, sample, turn), [])
+        assert found.policy_version == 7
+    gap = (2 * 0.4 + 4 * 0.3) / 24
+    assert metrics["policy/logprob_gap"] == pytest.approx(gap, abs=1e-6)
+    assert metrics["mask/trained"] == pytest.approx(9 / 12)
