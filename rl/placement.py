@@ -97,19 +97,19 @@ BOXES = (
 class Costs:
     """Unit costs, measured on one H200 with torch 2.11 and vLLM 0.26 unless said otherwise.
 
-    train_flops: counted 6 N + 6 layers * width * row a token, 36.6 % of the 768e12 that a matrix product reached;
-    train_flops_recompute: the same with activation checkpointing, 28.9 %. Assumed: FSDP hides what it sends.
+    train_flops: counted 6 N + 6 layers * width * row a token, 51.8 % of the 789e12 that a matrix product reached;
+    train_flops_recompute: the same with activation checkpointing, 42.0 %. Assumed: FSDP hides what it sends.
     decode_step_s: what a decode step takes beside reading weights and cache (256 sequences of a 1.72 G model: 29 600
     tokens a second). load_s_per_parameter: loading pushed weights, 0.015 s for 1.72 G.
     verdicts_per_s: of one GPU's judge with 24 lanes, 16 cores; assumed: fewer lanes are slower in proportion.
     gather_bandwidth: assumed, NVLink between 8 GPUs. asleep: what vLLM keeps in sleep.
     """
 
-    train_flops: float = 0.366 * 768e12
-    train_flops_recompute: float = 0.289 * 768e12
+    train_flops: float = 0.518 * 789e12
+    train_flops_recompute: float = 0.420 * 789e12
     decode_step_s: float = 0.006
     load_s_per_parameter: float = 0.015 / 1.72e9
-    verdicts_per_s: float = 2.0
+    verdicts_per_s: float = 4.5
     gather_bandwidth: float = 300e9
     sleep_and_wake_s: float = 0.3
     asleep: int = 5 * GIB

@@ -53,6 +53,18 @@ def test_without_the_hack_check_a_right_hack_earns():
     assert reward(verdict("incorrect", speedup=2.0, values_match=True), ablation)[0] == 0.0
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *[{name: value} for name in ("speedup", "profiling_ratio") for value in (math.nan, math.inf, -1.0, "1")],
+        {"profiling_ratio": 1.01},
+    ],
+)
+def test_measurements_that_cannot_be_are_refused(fields):
+    with pytest.raises(BadVerdict, match=next(iter(fields))):
+        reward(verdict("correct", **{"speedup": 2.0, "profiling_ratio": 1.0} | fields), Reward())
+
+
 def test_unknown_status_is_refused():
     with pytest.raises(ValueError, match="splendid"):
         reward({**verdict("correct"), "status": "splendid"}, Reward())

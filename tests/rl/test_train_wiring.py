@@ -1,7 +1,7 @@
 """One step of RL with a made-up engine, judge and learner: what reaches the loss is what the settings say, by hand.
 
-Nothing here is a default: two problems, three samples, two turns; gamma 0.5, grpo, a cap of 2, no profiling ratio in the
-reward, MRS over trajectories with a lopsided band, PRS hard, importance weights, rejected rows out of the baseline.
+Nothing here is a default: two problems, three samples, two turns; gamma 0.5, grpo, a cap of 2, no profiling ratio in
+the reward, MRS over trajectories with a lopsided band, PRS hard, importance weights, rejected rows out of the baseline.
 """
 
 from __future__ import annotations
