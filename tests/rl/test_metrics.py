@@ -2,15 +2,18 @@
 
 import json
 import math
+import os
+from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from env.files import write_atomic
 from env.records import Verdict
 from eval.metrics import summarise
 from rl import metric_names
-from rl.metrics import MetricsWriter, evaluation_metrics, rollout_metrics
-from rl.records import Trajectory, Turn
+from rl.metrics import DamagedFile, MetricsWriter, evaluation_metrics, rollout_metrics
+from rl.records import Trajectory, Turn, append_trajectories
 
 pytestmark = pytest.mark.budget(20)
 
@@ -158,3 +161,26 @@ def test_every_written_name_has_a_meaning():
     assert metric_names.meaning("eval/fast/1.2_turn3").startswith("Fast@p")
     with pytest.raises(KeyError, match="metric_names"):
         metric_names.meaning("fast/1.2")
+
+
+@pytest.mark.parametrize("line", [b"{}", b"[1]", b'{"step": "one"}', b"3", b"\xff\xfe", b"{"])
+def test_a_file_of_metrics_that_was_damaged_is_said_by_name_and_left_alone(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n' + line + b'\n{"step": 2}\n')
+    with pytest.raises(DamagedFile, match="metrics.jsonl"):
+        MetricsWriter(tmp_path, 2)
+    assert path.read_bytes() == b'{"step": 0}\n' + line + b'\n{"step": 2}\n'
+
+
+def test_a_full_disk_is_said_with_the_file_and_what_to_do(tmp_path, monkeypatch):
+    full = Path("/dev/full")  # every write to it finds no space left
+    with pytest.raises(OSError, match="No space left.*MiB are free.*same command again.*/dev/full"):
+        append_trajectories(full, [Trajectory("p", 0, [])])
+    with MetricsWriter(tmp_path) as writer:
+        (tmp_path / "metrics.jsonl").symlink_to(full)
+        with pytest.raises(OSError, match="No space left.*metrics.jsonl"):
+            writer.write(0, {"reward/mean": 1.0})
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="MiB are free.*settings.json"):
+        write_atomic(tmp_path / "settings.json", "{}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "tb"]  # nothing half-written
