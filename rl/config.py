@@ -476,9 +476,4 @@ def _check(config: Config, where: Where) -> None:
         ["rejection.baseline", "rejection.mrs", "rejection.prs", "rejection.token_veto"],
         "nothing is rejected, so nothing can be dropped from the baseline",
     )
-    require(
-        config.optim.warmup_steps <= train.steps,
-        ["optim.warmup_steps", "train.steps"],
-        f"{config.optim.warmup_steps} steps of warm-up never end in {train.steps} steps",
-    )
     require(abs(total_share - 1) < 1e-6, ["collect.shares"], f"must add up to 1, they add up to {total_share:g}")

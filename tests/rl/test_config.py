@@ -96,7 +96,6 @@ def test_defaults_are_the_papers_figures():
         ("collect.teacher=server", ["server.url", "server.model", "http://host:port/v1"]),
         ('server.url="localhost:8000"', ["server.url", "no http:// or https:// address"]),
         ("prompts.feedback_lines=1", ["prompts.feedback_lines", ">= 3"]),
-        ("optim.warmup_steps=1000000", ["optim.warmup_steps", "train.steps", "never end"]),
         ("eval.every=-1", ["eval.every", ">= 0"]),
     ],
 )
