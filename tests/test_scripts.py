@@ -62,9 +62,9 @@ def test_prepare_goes_on_after_a_kill_between_its_files(tmp_path, config, two_li
 
 def test_another_runs_folder_is_refused_and_the_keys_are_named(tmp_path, config, two_lists):
     prepare.prepare(config, tmp_path)
-    other = load_recipe("mini-cpu", ["problems.train=5", "problems.heldout=2", "train.steps=7", "optim.lr=0.5"])
+    other = load_recipe("mini-cpu", ["problems.train=5", "problems.heldout=2", "loss.scale=7", "optim.lr=0.5"])
     (fault,) = prepare.check(other, tmp_path)
-    assert f"train.steps: {config.train.steps} -> 7" in fault and "optim.lr" in fault and "--run NAME" in fault
+    assert f"loss.scale: {config.loss.scale} -> 7.0" in fault and "optim.lr" in fault and "--run NAME" in fault
     assert "sft" not in fault
 
 

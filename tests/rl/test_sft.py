@@ -240,7 +240,10 @@ def test_missing_data_says_which_stage_to_run(tmp_path, text_side):
 
 
 def test_a_finished_stage_returns_at_once(tmp_path, capsys):
-    (tmp_path / "sft").mkdir()
+    (tmp_path / "sft" / "model").mkdir(parents=True)
     checkpoint.mark_done(tmp_path / "sft")
+    with pytest.raises(checkpoint.CheckpointError, match="DONE is there, but"):
+        sft.main(tmp_path)
+    (tmp_path / "sft" / "model" / "config.json").write_text("{}")
     sft.main(tmp_path)
     assert "done before" in capsys.readouterr().out
