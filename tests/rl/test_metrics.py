@@ -167,20 +167,20 @@ def test_every_written_name_has_a_meaning():
 def test_a_file_of_metrics_that_was_damaged_is_said_by_name_and_left_alone(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n' + line + b'\n{"step": 2}\n')
-    with pytest.raises(DamagedFile, match="metrics.jsonl"):
+    with pytest.raises(DamagedFile, match=r"metrics\.jsonl"):
         MetricsWriter(tmp_path, 2)
     assert path.read_bytes() == b'{"step": 0}\n' + line + b'\n{"step": 2}\n'
 
 
 def test_a_full_disk_is_said_with_the_file_and_what_to_do(tmp_path, monkeypatch):
     full = Path("/dev/full")  # every write to it finds no space left
-    with pytest.raises(OSError, match="No space left.*MiB are free.*same command again.*/dev/full"):
+    with pytest.raises(OSError, match=r"No space left.*MiB are free.*same command again.*/dev/full"):
         append_trajectories(full, [Trajectory("p", 0, [])])
     with MetricsWriter(tmp_path) as writer:
         (tmp_path / "metrics.jsonl").symlink_to(full)
-        with pytest.raises(OSError, match="No space left.*metrics.jsonl"):
+        with pytest.raises(OSError, match=r"No space left.*metrics\.jsonl"):
             writer.write(0, {"reward/mean": 1.0})
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(OSError, match="MiB are free.*settings.json"):
+    with pytest.raises(OSError, match=r"MiB are free.*settings\.json"):
         write_atomic(tmp_path / "settings.json", "{}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "tb"]  # nothing half-written
