@@ -13,8 +13,8 @@ sys.path.append(str(Path(__file__).parent))
 
 from small_run import PROBLEMS, Judge, durable, in_child, prepare
 
-from rl import train
-from rl.config import load_recipe
+from rl import checkpoint, train
+from rl.config import ConfigError, load_recipe
 from rl.records import Trajectory, Turn, read_trajectories
 
 pytestmark = pytest.mark.budget(60)
@@ -83,3 +83,27 @@ def test_rows_without_a_return_are_masked_and_leave_the_group():
     # Returns of turn 1: 3 and 1 (the second has none); of turn 2: 2 and 1. TRLOO of two: the difference.
     assert [[turn.advantage for turn in t.turns] for t in group] == [[2.0, 1.0], [None, None], [-2.0, -1.0]]
     assert [[turn.masks for turn in t.turns] for t in group] == [[[], []], [["infra"], ["infra"]], [[], []]]
+
+
+def test_a_run_goes_on_with_more_steps_and_says_where_fewer_are_asked_for(tmp_path):
+    run = tmp_path / "run"
+    config = prepare(run, "train.steps=4")
+    assert in_child(run, None) == 0
+
+    def again(steps):
+        (run / "rl" / "DONE").unlink()
+        data = config.to_json()
+        data["train"]["steps"] = steps
+        (run / "config.json").write_text(json.dumps(data))
+
+    again(2)
+    with pytest.raises(ConfigError, match=r"train\.steps = 2, but .* holds 4 steps"):
+        train.main(run)
+    (run / "rl" / "DONE").touch()
+    again(6)
+    assert in_child(run, None) == 0
+    lines = (run / "rl" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    (run / "rl" / "model" / "config.json").unlink()
+    with pytest.raises(checkpoint.CheckpointError, match="DONE is there, but"):
+        train.main(run)
