@@ -9,14 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
+def existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists."""
+    return next(found for found in (path, *path.absolute().parents) if found.exists())
+
+
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
     """Turn an OSError of writing to `path` into one that says which file, how much room there is, and what to do."""
     try:
         yield
     except OSError as error:
-        existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-        free = shutil.disk_usage(existing).free / 2**20
+        free = shutil.disk_usage(existing(path)).free / 2**20
         what = f"{error.strerror or error}; {free:,.0f} MiB are free there. Make room or mend the folder, and run the"
         raise OSError(error.errno, f"{what} same command again: it goes on where it stopped", str(path)) from error
 
@@ -36,6 +40,16 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def append_durably(path: Path, text: str) -> None:
+    """Append `text` to a file and force it to disk before returning."""
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a", encoding="utf-8", errors="surrogatepass") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def remove_tree(path: str | Path) -> None:

@@ -112,8 +112,6 @@ class DeviceGate:
         """Know a worker that a lane takes up; while somebody times alone it waits until that is over."""
         with self._list_lock:
             self._warming.discard(worker)
-            if self._held:
-                worker.resume()
             self._workers = {known for known in self._workers if not known.ended}
             self._workers.add(worker)
             if self._allowed is not None:

@@ -162,13 +162,6 @@ class Judge:
 
     # Values --------------------------------------------------------------------------------------------------------
 
-    def _more_trials(self, reference: Reference) -> list[Callable[[], Trial]]:
-        """What makes the trials after those in train mode under no_grad that every profile has."""
-        return [
-            lambda: reference.trial(TrialKind("eval", train=False)),
-            lambda: reference.wide_trial(WIDE) or reference.trial(TrialKind("grad", grad=True)),
-        ]
-
     def _check_values(
         self, problem: Problem, source: str, reference: Reference, session: Session, verdict: Verdict
     ) -> Tolerance:
@@ -190,7 +183,7 @@ class Judge:
             self._check(session, reference.trial(TrialKind("moved", moved=True)), tolerance, tally)
             session.build(name, reference.init_layout, reference.weights_seed)
         verdict.evidence["weights"] = session.load_state(reference.state)[0] or "by seed"
-        previous = trial = None
+        previous = None
         for number in range(self.rules.trials):
             trial = None
             trial = reference.trial(TrialKind(f"trial{number}"))
@@ -198,8 +191,9 @@ class Judge:
         if self.rules.all_modes:
             self._check_memory(session, reference, previous, trial, tolerance)
             previous = trial = None
-            for make in self._more_trials(reference):
-                self._check(session, make(), tolerance, tally)
+            self._check(session, reference.trial(TrialKind("eval", train=False)), tolerance, tally)
+            last = reference.wide_trial(WIDE) or reference.trial(TrialKind("grad", grad=True))
+            self._check(session, last, tolerance, tally)
         verdict.values_match = True
         verdict.evidence["launches"] = tally.launches
         verdict.evidence["worst_error_in_tolerances"] = round(tally.worst, 4)

@@ -56,12 +56,11 @@ EMPTY_CALL_US = 1.0  # two events in a row take 1.3 us on an H200
 
 @dataclass
 class Snapshot:
-    """What a block left: its calls, how many came before them, how their outputs are said to lie (call i's as
-    layouts[which[i]]), the outputs' bytes.
+    """What a block left: its calls, how their outputs are said to lie (call i's as layouts[which[i]]), the outputs'
+    bytes.
     """
 
     calls: list[list[Any]]
-    lead: int
     layouts: Any
     which: Any
     data: torch.Tensor
@@ -307,7 +306,7 @@ class Stopwatch:
         Then the buffer is poisoned for the next block."""
         first, last = (lead, lead + len(calls)) if self.keeps_all else (0, 1)
         data = side.session.buffers["outputs"].tensor[first * self.slot : last * self.slot]
-        snapshot = Snapshot(calls, lead, facts.get("layouts"), facts.get("which"), data)
+        snapshot = Snapshot(calls, facts.get("layouts"), facts.get("which"), data)
         if data.numel() > COPIED_OUTPUTS_BYTES:
             side.wrong = side.wrong or self._wrong([snapshot])
             side.compared += 1

@@ -137,13 +137,12 @@ def main(args: argparse.Namespace) -> None:
 def planned(args: argparse.Namespace, settings: Settings, problems: int) -> str:
     """The arithmetic of --plan."""
     cuda = settings.config["device"] == "cuda"
+    lanes = GPU_LANES if cuda else CPU_LANES  # a folder's verdicts were measured with as many beside, too
     if not args.plan:
         seconds = GPU_VERDICT_S if cuda else CPU_VERDICT_S
         source = "as measured on one H200" if cuda else "as measured on a CPU core"
-        lanes = GPU_LANES if cuda else CPU_LANES
     elif (Path(args.plan) / "wall.jsonl").is_file():
         seconds, source = cost.measured_verdict(Path(args.plan) / "wall.jsonl")
-        lanes = GPU_LANES if cuda else CPU_LANES  # measured with as many beside
     else:
         try:
             seconds, source, lanes = float(args.plan), "as given", 1

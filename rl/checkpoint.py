@@ -26,7 +26,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
-from env.files import write_atomic
+from env.files import existing, write_atomic
 from rl import distributed
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], plain: di
         # RuntimeError: what torch.save makes of a full disk. The rest of a half-written folder only takes up room.
         if distributed.first():
             shutil.rmtree(temporary, ignore_errors=True)
-        free = shutil.disk_usage(_existing(folder)).free
+        free = shutil.disk_usage(existing(folder)).free
         raise CheckpointError(
             f"the checkpoint {final} could not be written ({_cause(error)}; {free / 2**20:,.0f} MiB are free there): "
             "make room or mend the folder and run the same command again, it goes on from the checkpoint before"
@@ -139,7 +139,7 @@ def verify(path: Path) -> str | None:
 def _prepare(folder: Path, temporary: Path, needed: int) -> None:
     """An empty temporary folder, if there is room for what will be in it."""
     clean(folder)
-    free = shutil.disk_usage(_existing(folder)).free
+    free = shutil.disk_usage(existing(folder)).free
     if free < needed:
         raise CheckpointError(
             f"the disk of {folder} is too full for a checkpoint: it takes {needed / 2**20:,.0f} MiB, "
@@ -197,11 +197,6 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
     return str(error).partition("\n")[0] or type(error).__name__
-
-
-def _existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that exists."""
-    return next(p for p in (path, *path.absolute().parents) if p.exists())
 
 
 def _alone() -> warnings.catch_warnings:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from env.files import explained, write_atomic
+from env.files import append_durably, write_atomic
 from env.records import STATUSES
 from rl.metric_names import known
 from rl.outcomes import fast_at, is_judged
@@ -65,10 +64,7 @@ class MetricsWriter:
             raise ValueError(f"unknown metric {', '.join(unknown)}; add it with its meaning to rl/metric_names.py")
         clean = {name: float(v) if v is not None and math.isfinite(v) else None for name, v in values.items()}
         line = json.dumps({"step": step, **dict(sorted(clean.items()))}, allow_nan=False)
-        with explained(self.folder / file_name), open(self.folder / file_name, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_durably(self.folder / file_name, line + "\n")
         for name, value in clean.items():
             if value is not None:
                 self.board.add_scalar(name, value, step)

@@ -82,11 +82,11 @@ def weight_damage(path: Path) -> str:
     for index in path.glob("*.index.json"):
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            shards = {name: path / name for name in names}
+            missing = sorted(name for name in names if not (path / name).is_file())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return f"{index.name} is damaged ({type(error).__name__}: {error})"
-        if missing := ", ".join(sorted(name for name, shard in shards.items() if not shard.is_file())):
-            return f"lacks its weights: {missing}"
+        if missing:
+            return f"lacks its weights: {', '.join(missing)}"
     if not files:
         known = next(path.glob("pytorch_model*.bin"), None)
         return "" if known else "lacks its weights: no .safetensors file"

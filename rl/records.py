@@ -7,13 +7,12 @@ evaluation and analysis.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from env.files import explained
+from env.files import append_durably
 
 RECORD_VERSION = 1
 
@@ -75,12 +74,8 @@ class Trajectory:
 
 def append_trajectories(path: Path, trajectories: list[Trajectory]) -> None:
     """Append whole lines and force them to disk before returning: a trajectory is on disk before it is used."""
-    with explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a", encoding="utf-8", errors="surrogatepass") as file:
-            file.writelines(json.dumps(trajectory.to_json(), sort_keys=True) + "\n" for trajectory in trajectories)
-            file.flush()
-            os.fsync(file.fileno())
+    lines = (json.dumps(trajectory.to_json(), sort_keys=True) + "\n" for trajectory in trajectories)
+    append_durably(path, "".join(lines))
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:

@@ -14,6 +14,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,9 @@ class PrepareError(Exception):
     """Something that stands in the way of the run; the message is for the person who started it."""
 
 
-def different_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Lines "key: old -> new" for every setting that differs between two nested dicts."""
-    return [f"{key}: {before!r} -> {after!r}" for key, before, after in differing(old, new)]
+def different_keys(old: dict[str, Any], new: dict[str, Any], allowed: Collection[str] = ()) -> list[str]:
+    """Lines "key: old -> new" for every setting but the allowed ones that differs between two nested dicts."""
+    return [f"{key}: {before!r} -> {after!r}" for key, before, after in differing(old, new) if key not in allowed]
 
 
 def gpu_name() -> str | None:
@@ -140,10 +141,10 @@ def settings_faults(config: Config, run: Path) -> list[str]:
         return [f"{path} holds no settings; remove {run} or choose another folder: --run NAME"]
     done = (run / "rl" / "DONE").is_file()
     allowed = () if done else RESUMABLE
-    keys = [key for key, _, _ in differing(old, config.to_json()) if key not in allowed]
-    if not keys:
+    changed = different_keys(old, config.to_json(), allowed)
+    if not changed:
         return []
-    lines = "\n    ".join(line for line in different_keys(old, config.to_json()) if line.partition(": ")[0] in keys)
+    lines = "\n    ".join(changed)
     more = "" if done else f" (only {', '.join(RESUMABLE)} may change while RL goes on)"
     return [
         f"{run} belongs to a run with other settings:\n    {lines}\n  Choose another folder (--run NAME), or give the "
