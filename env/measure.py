@@ -115,7 +115,7 @@ class Stopwatch:
         self.orders: dict[int, list[int]] = {}
         self.running: Side | None = None
         self.modes: tuple[str, ...] = MODES
-        self.sleep_us = {"eager": 0.0, "device": sleep_us(USUAL_HOST_US)}
+        self.ahead_us = {"eager": 0.0, "device": USUAL_HOST_US}  # by mode: host time a call that the stream sleeps away
 
     # Preparation, off the clock -------------------------------------------------------------------------------------
 
@@ -157,13 +157,16 @@ class Stopwatch:
         slowest_us = max(side.host_us for side in self.sides.values())
         if max(side.forward_us for side in self.sides.values()) < HEAD_START_US:
             self.modes = ("eager",)
-        self.sleep_us["device"] = sleep_us(slowest_us)
+        self.ahead_us[self.modes[-1]] = slowest_us
         gpu_us = FLUSH_US + SETTLE_US + moved + quickest_us
         call_us = max(min(slowest_us, USUAL_HOST_US), gpu_us)
         self.lead = LEAD_CALLS if call_us < SLOW_CALL_US else 1
         modes = len(self.modes)
-        both_us = modes * call_us + (modes - 1) * self.sleep_us["device"]
+        both_us = (modes - 1) * call_us + sleep_us(slowest_us, 1) + gpu_us
         self.calls = int(max(MIN_CALLS, min(MAX_CALLS, (BLOCK_US[modes] - self.lead * call_us) / both_us)))
+
+    def _sleep_us(self, calls: list[list[Any]]) -> dict[str, float]:
+        return {mode: sleep_us(us, sum(asked == mode for _, asked in calls)) for mode, us in self.ahead_us.items()}
 
     def _poison(self, session: Session) -> None:
         """NaN in every float: an output that was never written, or written too late, can't look right."""
@@ -183,7 +186,7 @@ class Stopwatch:
             alive=min(MAX_PLACES - 1, OUTPUTS_BYTES // self.slot),
             calls=calls,
             lead=lead,
-            sleep_us=self.sleep_us,
+            sleep_us=self._sleep_us(calls),
             cold=self.rules.mean_of is None,
             copies=self.stride <= WORKING_COPY_BYTES,
             train=True,
@@ -280,7 +283,7 @@ class Stopwatch:
             raise Rejected("infra_error", "not measured: the timed calls gave no times")
         for mode in modes:
             side.times_us[mode].append([t for t, (_, asked) in zip(times, calls) if asked == mode])
-        sleeps = sum(self.sleep_us[mode] for _, mode in [*lead, *calls])
+        sleeps = sum(self._sleep_us([*lead, *calls]).values())
         lead_us = len(lead) * statistics.median(times)
         side.overhead_us.append((seconds * 1e6 - sum(times) - lead_us - sleeps) / (len(calls) + len(lead)))
         side.calls += len(calls)

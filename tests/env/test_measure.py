@@ -354,6 +354,21 @@ def test_one_kind_of_calls_where_the_host_is_ahead_anyway():
     assert set(slow.measure().times) == {"eager", "device"} and slow.modes == measure.MODES
 
 
+def test_the_host_has_handed_over_all_device_calls_before_the_first_one_starts():
+    host_us = bench.HEAD_START_US + 20
+    watch = stopwatch(takes_us=host_us)
+    watch.measure()
+    for request in watch.sides["candidate"].session.asked:
+        counts = {mode: sum(asked == mode for _, asked in request["calls"]) for mode in measure.MODES}
+        assert request["sleep_us"]["device"] >= counts["device"] * host_us and request["sleep_us"]["eager"] == 0
+    quick = stopwatch()
+    quick.sides["reference"].session.takes_us = 60.0
+    quick.measure()
+    # One kind of calls stands for device times as well.
+    block = quick.sides["candidate"].session.asked[-1]
+    assert block["sleep_us"]["eager"] >= len(block["calls"]) * quick.sides["reference"].host_us
+
+
 def test_a_host_time_that_is_denied_leaves_the_time_where_it_was():
     def quick(reply, session):
         return {**reply, "forward_us": [1.0] * len(reply["forward_us"])}
