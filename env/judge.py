@@ -329,12 +329,16 @@ class Judge:
             )
         changed = self._without(session, trial, tolerance, [ALL])
         verdict.evidence["without_kernels"] = changed
-        if changed == "unchanged":
+        if changed != "changed":
             # Perhaps the work goes round a launch (a graph that was captured before): a fresh process whose kernels are
             # compiled without their stores has no other way. The first one is ended: by a lock on any file they could
-            # know of each other.
+            # know of each other. And a crash has to come again before it says anything: another's memory hog may have
+            # been its cause.
             session.end()
-            changed = self._knock_out(problem, source, reference, trial, tolerance)
+            for _ in range(2):
+                changed = self._knock_out(problem, source, reference, trial, tolerance)
+                if changed in ("changed", "unchanged"):
+                    break
             verdict.evidence["knockout"] = changed
             if changed == "unchanged":
                 raise Rejected(
@@ -343,7 +347,8 @@ class Judge:
                     "the kernels do no work that matters",
                     rule="no_effect",
                 )
-        apart = names if changed == "changed" and 1 < len(names) <= MAX_KERNELS_APART else []
+        still_there = verdict.evidence["without_kernels"] == "changed"
+        apart = names if still_there and 1 < len(names) <= MAX_KERNELS_APART else []
         for name in apart:
             alone = self._without(session, trial, tolerance, [name])
             if alone == "unchanged" and name not in idle:

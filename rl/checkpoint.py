@@ -58,7 +58,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], plain: di
         mine = {path.name: _entry(path) for path in temporary.glob(f"__{distributed.rank()}_*")}
         files = {name: entry for part in distributed.gather(mine) for name, entry in part.items()}
         distributed.agree(lambda: _complete(folder, final, temporary, step, files, plain))
-        distributed.agree(lambda: _prune(folder, keep))
+        distributed.agree(lambda: _prune(folder, keep, final))
     except CheckpointError:
         raise
     except (CheckpointException, OSError, RuntimeError) as error:
@@ -165,8 +165,13 @@ def _complete(
     force(folder)
 
 
-def _prune(folder: Path, keep: int) -> None:
-    for old in _steps(folder)[keep:]:
+def _prune(folder: Path, keep: int, written: Path) -> None:
+    """Keeps the one just written and the newest before it. Later ones were found damaged when this run went on from an
+    earlier one: counted as kept, they would push out the only good ones.
+    """
+    steps = _steps(folder)
+    at = steps.index(written)
+    for old in steps[:at] + steps[at + keep :]:
         # Renamed first: removal takes a while, and a kill in its middle must not leave half a checkpoint by this name.
         old.rename(folder / f"{TEMPORARY}old-{old.name}")
     clean(folder)

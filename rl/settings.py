@@ -52,9 +52,14 @@ def override(data: dict[str, Any], text: str, origins: dict[str, str]) -> None:
     if not equals or not all(key.split(".")):
         raise ConfigError(f"{where}: expected key=value, e.g. train.steps=3")
     try:
-        value = tomllib.loads(f"value = {value_text}")["value"]
+        parsed = tomllib.loads(f"value = {value_text}")
     except tomllib.TOMLDecodeError:
-        value = value_text  # a bare word, so that device=cuda needs no quotes inside the shell's
+        parsed = {"value": value_text}  # a bare word, so that device=cuda needs no quotes inside the shell's
+    except ValueError as error:  # an integer of thousands of digits
+        raise ConfigError(f"--set {key}: {error}") from error
+    if len(parsed) > 1:
+        raise ConfigError(f"--set {key}: one key a --set, this value goes on in a second line with another key")
+    value = parsed["value"]
     *sections, last = key.split(".")
     for depth, name in enumerate(sections, 1):
         data = data.setdefault(name, {})
@@ -96,7 +101,7 @@ def _value(value: Any, kind: Any, limits: Any, key: str, where: str) -> Any:
             hint = nearest(value, list(allowed)) if isinstance(value, str) else ""
             raise ConfigError(f"{where}: {key} = {value!r}{hint}; allowed: {', '.join(allowed)}")
         return value
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) <= LARGEST:  # larger ones overflow, and are refused below
         value = float(value)
     if type(value) is not kind:  # not isinstance: True is an int to Python, and steps = true is a mistake
         words = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}

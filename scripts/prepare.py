@@ -228,7 +228,13 @@ def note_versions(path: Path, now: dict[str, str]) -> None:
     if not path.is_file():
         write_atomic(path, json.dumps(now, indent=1, sort_keys=True) + "\n")
         return
-    noted = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        noted = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise PrepareError(
+            f"{path} is damaged ({error}); delete it to go on: the versions that the run was started with "
+            "are lost then, nothing else"
+        ) from error
     resumed = noted.get("resumed_with", [])
     before = {**noted, **(resumed[-1] if resumed else {})}
     changed = {key: value for key, value in now.items() if before.get(key) != value}

@@ -237,3 +237,13 @@ def test_what_a_person_put_beside_checkpoints_is_none(tmp_path):
     assert checkpoint.newest(tmp_path).name == "step_00001"
     save(tmp_path, 2, keep=1)
     assert checkpoint.newest(tmp_path).name == "step_00002" and (tmp_path / "step_00005.bak").is_dir()
+
+
+def test_a_damaged_later_checkpoint_pushes_out_no_good_one(tmp_path):
+    for step in (2, 4, 6):
+        save(tmp_path, step, keep=2)
+    cut_in_half(tmp_path / "step_00006")
+    assert checkpoint.newest(tmp_path).name == "step_00004"
+    save(tmp_path, 5, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00005"]
+    assert checkpoint.newest(tmp_path).name == "step_00005"

@@ -52,6 +52,7 @@ def test_defaults_are_the_papers_figures():
 @pytest.mark.parametrize(
     ("override", "words"),
     [
+        ("optim.lr=1" + "0" * 400, ["optim.lr"]),
         ("train.stps=3", ["train.stps", "did you mean 'steps'", "checkpoint_every"]),
         ("trian.steps=3", ["trian", "did you mean 'train'"]),
         ("collect.shares.decoi=1.0", ["collect.shares.decoi", "did you mean 'decoy'", "tuned"]),
