@@ -14,9 +14,9 @@ a short sleep after it), as in a program that has other work queued; what it nee
 the time. For `device` the stream sleeps before the first call until the host has handed over all of them, and the time
 is the device's alone. While the host hands over a later call, the one that runs takes up to 5 % longer (12 us; in a
 pattern of four calls that each process has its own way: two processes with the same program were 1.6 % apart however
-many calls there were, 0.9 % so). Where the host needs less than its head start, eager calls are just that already,
-and no others are made. What comes right before the start is the same in both: after a longer pause of the memory a
-small kernel takes 8 % longer.
+many calls there were, 0.9 % so). Where the host needs less than its head start, `eager` calls after such a sleep give
+both times, and no others are made. What comes right before the start is the same in both: after a longer pause of the
+memory a small kernel takes 8 % longer.
 """
 
 from __future__ import annotations
@@ -96,7 +96,6 @@ class Bench:
         }
         ahead = {mode: int(us * SLEEP_CYCLES_PER_US) for mode, us in request["sleep_us"].items()}
         settle = int(SETTLE_US * SLEEP_CYCLES_PER_US)
-        at_mode = None
         while len(self.events) < len(calls):
             self.events.append((self._event(enable_timing=True), self._event(enable_timing=True)))
         keeper = _Keeper(outputs_buffer, slot, len(calls))
@@ -110,9 +109,8 @@ class Bench:
         self._synchronize()
         for number, (index, mode) in enumerate(calls):
             before = clock()
-            if mode != at_mode:
+            if number == 0 or mode != calls[number - 1][1]:
                 sleep(ahead[mode])
-                at_mode = mode
             if places:
                 place = number % len(places)
                 places[place].copy_(pristine[index])

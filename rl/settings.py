@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import MISSING, field, fields, is_dataclass
@@ -101,8 +102,9 @@ def _value(value: Any, kind: Any, limits: Any, key: str, where: str) -> Any:
             hint = nearest(value, list(allowed)) if isinstance(value, str) else ""
             raise ConfigError(f"{where}: {key} = {value!r}{hint}; allowed: {', '.join(allowed)}")
         return value
-    if kind is float and type(value) is int and abs(value) <= LARGEST:  # larger ones overflow, and are refused below
-        value = float(value)
+    if kind is float and type(value) is int:
+        # What no float can hold is refused below, like the infinity that it would be if it had a decimal point.
+        value = float(value) if abs(value) <= sys.float_info.max else math.inf
     if type(value) is not kind:  # not isinstance: True is an int to Python, and steps = true is a mistake
         words = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
         raise ConfigError(f"{where}: {key} must be {words[kind]}, got {value!r} ({type(value).__name__})")
@@ -110,7 +112,7 @@ def _value(value: Any, kind: Any, limits: Any, key: str, where: str) -> Any:
     if kind is int and high is None:
         high = LARGEST
     inside = kind not in (int, float) or (
-        math.isfinite(value)
+        (kind is int or math.isfinite(value))
         and (low is None or value >= low)
         and (high is None or value <= high)
         and (above is None or value > above)

@@ -230,6 +230,8 @@ def note_versions(path: Path, now: dict[str, str]) -> None:
         return
     try:
         noted = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(noted, dict):
+            raise ValueError(f"it holds {type(noted).__name__}")
     except ValueError as error:
         raise PrepareError(
             f"{path} is damaged ({error}); delete it to go on: the versions that the run was started with "

@@ -190,6 +190,15 @@ def test_other_versions_at_a_resume_are_kept_beside_the_first(tmp_path):
     assert json.loads(path.read_text()) == {"torch": "1", "python": "3", "resumed_with": [{"torch": "2"}]}
 
 
+@pytest.mark.parametrize("text", ['{"torch": "1', "[]", ""])
+def test_damaged_versions_are_told(tmp_path, text):
+    path = tmp_path / "versions.json"
+    path.write_text(text)
+    with pytest.raises(prepare.PrepareError, match=r"versions\.json is damaged .* delete it to go on"):
+        prepare.note_versions(path, {"torch": "1"})
+    assert path.read_text() == text
+
+
 def folder_of(tmp_path: Path, count: int) -> Path:
     text = """
     import torch

@@ -28,6 +28,10 @@ def test_overrides_take_toml_values_and_bare_words():
     assert config.name == "a b"
 
 
+def test_a_number_larger_than_any_integer_setting_is_a_number():
+    assert load_recipe("mini-cpu", ["reward.speedup_cap=3000000000"]).reward.speedup_cap == 3e9
+
+
 def test_the_last_override_wins():
     assert load_recipe("mini-cpu", ["seed=3", "seed=4"]).seed == 4
 
@@ -53,6 +57,7 @@ def test_defaults_are_the_papers_figures():
     ("override", "words"),
     [
         ("optim.lr=1" + "0" * 400, ["optim.lr"]),
+        ("train.steps=1" + "0" * 400, ["train.steps", "finite"]),
         ("train.stps=3", ["train.stps", "did you mean 'steps'", "checkpoint_every"]),
         ("trian.steps=3", ["trian", "did you mean 'train'"]),
         ("collect.shares.decoi=1.0", ["collect.shares.decoi", "did you mean 'decoy'", "tuned"]),
