@@ -10,14 +10,13 @@ holds every file's size and SHA-256: what is cut or changed is never loaded.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import contextlib
 import logging
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from env.files import existing, write_atomic
-from rl import distributed
+from rl import disk, distributed, manifest
+from rl.manifest import MANIFEST
 
 log = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp-"
-MANIFEST = "manifest.json"
 PLAIN = "plain.pt"
 
 
@@ -55,7 +54,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], plain: di
         distributed.agree(lambda: _prepare(folder, temporary, needed))
         with _alone():
             dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(temporary))
-        mine = {path.name: _entry(path) for path in temporary.glob(f"__{distributed.rank()}_*")}
+        mine = {path.name: manifest.entry(path) for path in temporary.glob(f"__{distributed.rank()}_*")}
         files = {name: entry for part in distributed.gather(mine) for name, entry in part.items()}
         distributed.agree(lambda: _complete(folder, final, temporary, step, files, plain))
         distributed.agree(lambda: _prune(folder, keep, final))
@@ -65,10 +64,9 @@ def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], plain: di
         # RuntimeError: what torch.save makes of a full disk. The rest of a half-written folder only takes up room.
         if distributed.first():
             shutil.rmtree(temporary, ignore_errors=True)
-        free = shutil.disk_usage(existing(folder)).free
         raise CheckpointError(
-            f"the checkpoint {final} could not be written ({_cause(error)}; {free / 2**20:,.0f} MiB are free there): "
-            "make room or mend the folder and run the same command again, it goes on from the checkpoint before"
+            f"the checkpoint {final} could not be written ({_cause(error)}); {disk.room(folder)}, and run the same "
+            "command again: it goes on from the checkpoint before"
         ) from error
     return final
 
@@ -118,22 +116,14 @@ def step_of(path: Path) -> int:
 def verify(path: Path) -> str | None:
     """What is wrong with a checkpoint folder, in words; None if every file is as the manifest says."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        expected = [(path / name, entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"no usable {MANIFEST} ({error})"
-    if not {PLAIN, ".metadata"} <= manifest["files"].keys():
+        written = manifest.read(path)
+    except ValueError as error:
+        return str(error)
+    if not {PLAIN, ".metadata"} <= written["files"].keys():
         return f"its {MANIFEST} is not of this version of the program"
-    if manifest.get("step") != step_of(path):
-        return f"it is of step {manifest.get('step')}: somebody renamed it"
-    for file, size, digest in expected:
-        if not file.is_file():
-            return f"{file.name} is missing"
-        if file.stat().st_size != size:
-            return f"{file.name} has {file.stat().st_size} bytes instead of {size}"
-        if _sha256(file) != digest:
-            return f"{file.name} has other content than was written"
-    return None
+    if written.get("step") != step_of(path):
+        return f"it is of step {written.get('step')}: somebody renamed it"
+    return manifest.damage(path, written["files"])
 
 
 def _prepare(folder: Path, temporary: Path, needed: int) -> None:
@@ -154,9 +144,8 @@ def _complete(
 ) -> None:
     """Add the plain part and the manifest, and give the folder its name."""
     torch.save(plain, temporary / PLAIN)
-    files |= {name: _entry(temporary / name) for name in (PLAIN, ".metadata")}
-    manifest = {"step": step, "ranks": distributed.world(), "files": files}
-    (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True), encoding="utf-8")
+    files |= {name: manifest.entry(temporary / name) for name in (PLAIN, ".metadata")}
+    manifest.write(temporary, files, step=step, ranks=distributed.world())
     for path in (*temporary.iterdir(), temporary):
         force(path)
     if final.exists():
@@ -209,10 +198,6 @@ def _alone() -> warnings.catch_warnings:
     return warnings.catch_warnings(action="ignore", category=UserWarning)
 
 
-def _entry(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-
-
 def clean(folder: Path) -> None:
     """Remove what a killed save left behind."""
     for path in folder.glob(f"{TEMPORARY}*"):
@@ -229,20 +214,50 @@ def force(path: Path) -> None:
 
 
 def save_folder(model, tokenizer, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
-    """Save model and tokenizer as a Hugging Face folder, which appears whole or not at all.
+    """Save model and tokenizer as a Hugging Face folder with a manifest of its files; it appears whole or not at all.
 
-    weights: by name, saved in place of the model's own (which may be bf16 copies).
+    weights: by name, saved in place of the model's own (which may be bf16 copies). Raises CheckpointError where the
+    disk is full or the folder can't be written; what was there before stays.
     """
     temporary = folder.with_name(f"{TEMPORARY}{folder.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    model.save_pretrained(temporary, state_dict=weights)
-    tokenizer.save_pretrained(temporary)
-    for path in (*temporary.rglob("*"), temporary):
-        force(path)
-    if folder.exists():
-        shutil.rmtree(folder)
-    temporary.rename(folder)
-    force(folder.parent)
+    with _whole(temporary, folder):
+        shutil.rmtree(temporary, ignore_errors=True)
+        model.save_pretrained(temporary, state_dict=weights)
+        tokenizer.save_pretrained(temporary)
+        names = sorted(str(path.relative_to(temporary)) for path in temporary.rglob("*") if path.is_file())
+        manifest.write(temporary, {name: manifest.entry(temporary / name) for name in names})
+        for path in (*temporary.rglob("*"), temporary):
+            force(path)
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+        force(folder.parent)
+
+
+@contextlib.contextmanager
+def _whole(temporary: Path, folder: Path) -> Iterator[None]:
+    """Where writing fails, the half-written folder goes, and a person is told about the disk."""
+    try:
+        yield
+    except Exception as error:
+        if not disk.failed(error):
+            raise
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(
+            f"the model folder {folder} could not be written ({_cause(error)}); {disk.room(folder)}, and run the same "
+            "command again: it goes on from the newest checkpoint"
+        ) from error
+
+
+def folder_damage(folder: Path, contents: bool = True) -> str | None:
+    """What is wrong with a model folder of `save_folder`, in words; None where all files are as they were written, and
+    for a folder without a manifest, which came from elsewhere. contents: as in rl/manifest.py."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    try:
+        return manifest.damage(folder, manifest.read(folder)["files"], contents)
+    except ValueError as error:
+        return str(error)
 
 
 def mark_done(folder: Path) -> None:
@@ -252,20 +267,21 @@ def mark_done(folder: Path) -> None:
 
 
 def is_done(folder: Path, result: str) -> bool:
-    """Whether a stage is complete. Raises CheckpointError where it says so and its `result` is missing."""
+    """Whether a stage is complete. Raises CheckpointError where it says so and its `result`, a file or a model folder,
+    is missing or not whole."""
     if not (folder / "DONE").is_file():
         return False
-    if not (folder / result).is_file():
-        raise CheckpointError(f"{folder}/DONE is there, but {result} isn't: remove DONE, and the stage makes it again")
-    return True
+    path = folder / result
+    if not (path.is_file() or (path / "config.json").is_file()):
+        fault = f"{result} isn't"
+    elif damage := folder_damage(path, contents=False):
+        fault = f"{result} is damaged ({damage})"
+    else:
+        return True
+    raise CheckpointError(f"{folder}/DONE is there, but {fault}: remove DONE, and the stage makes it again")
 
 
 def _steps(folder: Path) -> list[Path]:
     """Checkpoint folders, newest first. What a person put beside them (step_00005.bak) is none."""
     named = (path for path in folder.glob("step_*") if re.fullmatch(r"step_\d{5,}", path.name))
     return sorted((path for path in named if path.is_dir()), key=step_of, reverse=True)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -16,8 +16,9 @@ from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from rl import checkpoint, seeding
+from rl import checkpoint, distributed, seeding
 from rl.config import Config, ConfigError
+from rl.manifest import MANIFEST
 from rl.prompts import ASSISTANT, CHAT_TEMPLATE, END, PAD, USER
 
 # What BPE may merge into one token, in the order of trying. A line of code is one piece, but for the indentation (and
@@ -104,6 +105,11 @@ def load(path: Path | str, device: str) -> tuple[Any, Any]:
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         # transformers would make up an empty one.
         raise ModelError(f"{path} has no tokenizer ({', '.join(TOKENIZER_FILES)}): add the files of the model's own")
+    if damage := distributed.agree(lambda: checkpoint.folder_damage(path)):
+        raise ModelError(
+            f"{path} is damaged: {damage}. Put a copy back; or remove it and the DONE beside it, and its stage makes "
+            f"it again. If it was changed on purpose, delete its {MANIFEST}"
+        )
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, local_files_only=True, output_loading_info=True

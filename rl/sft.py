@@ -153,7 +153,7 @@ def load_examples(source: Path, tokenizer, context: int) -> list[Example]:
 def main(run: Path) -> None:
     """The whole stage on a run folder; returns at once where DONE is there."""
     folder = run / "sft"
-    if checkpoint.is_done(folder, "model/config.json"):
+    if checkpoint.is_done(folder, "model"):
         print(f"{folder}: done before")
         return
     config = load_run(run)

@@ -228,7 +228,7 @@ def save(learner: Learner, folder: Path, step: int, config: Config, idle: Idle) 
 def main(run: Path) -> None:
     """The whole stage on a run folder; returns at once where DONE is there."""
     folder = run / "rl"
-    if checkpoint.is_done(folder, "model/config.json"):
+    if checkpoint.is_done(folder, "model"):
         print(f"{folder}: done before")
         return
     config = load_run(run)

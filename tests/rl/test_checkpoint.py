@@ -7,13 +7,15 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rl import checkpoint
+from rl import checkpoint, modeling
 
-pytestmark = pytest.mark.budget(60)
+pytestmark = pytest.mark.budget(90)
 
 
 def tensors(value):
@@ -87,6 +89,10 @@ def lose_manifest_entries(path):
     (path / "manifest.json").write_text(json.dumps({"step": 2}))
 
 
+def entries_that_are_none(path):
+    (path / "manifest.json").write_text(json.dumps({"step": 2, "files": {"plain.pt": {"bytes": "9", "sha256": ""}}}))
+
+
 def empty_manifest(path):
     (path / "manifest.json").write_text(json.dumps({"step": 2, "files": {}}))
 
@@ -98,7 +104,7 @@ def of_another_step(path):
 
 DAMAGES = [
     cut_in_half, flip_a_byte, cut_metadata, cut_manifest, lose_a_file, lose_manifest_entries, empty_manifest,
-    of_another_step,
+    entries_that_are_none, of_another_step,
 ]  # fmt: skip
 
 
@@ -175,7 +181,8 @@ except checkpoint.CheckpointError as error:
 def test_a_disk_that_runs_full_while_writing_leaves_the_checkpoint_before(tmp_path):
     save(tmp_path, 1)
     output = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert "step_00002 could not be written" in output.stdout and "make room" in output.stdout
+    assert "step_00002 could not be written" in output.stdout
+    assert "no file may have more than 0.1 MiB: raise that limit (ulimit -f), or make room" in output.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["step_00001"]
     assert checkpoint.newest(tmp_path).name == "step_00001"
 
@@ -247,3 +254,183 @@ def test_a_damaged_later_checkpoint_pushes_out_no_good_one(tmp_path):
     save(tmp_path, 5, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step_00005"]
     assert checkpoint.newest(tmp_path).name == "step_00005"
+
+
+# Model folders -------------------------------------------------------------------------------------------------------
+
+
+class Tokenizer:
+    def save_pretrained(self, folder):
+        (folder / "tokenizer.json").write_text("{}")
+
+
+def small_model(seed=0):
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return Qwen3ForCausalLM(Qwen3Config(vocab_size=300, head_dim=8, num_key_value_heads=1, **sizes))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tokenizer = modeling.train_tokenizer(["import torch\n"], 300)
+    checkpoint.save_folder(small_model(), tokenizer, tmp_path / "sft" / "model")
+    return tmp_path / "sft" / "model"
+
+
+def other_weights(folder):
+    small_model(seed=1).save_pretrained(folder)
+
+
+def other_dtype(folder):
+    small_model().bfloat16().save_pretrained(folder)
+
+
+def other_tokenizer(folder):
+    text = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(text.replace("<|user|>", "<|yous|>"))
+
+
+def cut_folder_manifest(folder):
+    os.truncate(folder / "manifest.json", 20)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (other_weights, r"model\.safetensors has other content"),
+        (other_dtype, r"(config\.json|model\.safetensors) has \d+ bytes instead of"),
+        (other_tokenizer, r"tokenizer\.json has other content"),
+        (lambda folder: (folder / "generation_config.json").unlink(), r"generation_config\.json is missing"),
+        (cut_folder_manifest, r"no usable manifest\.json"),
+    ],
+)
+def test_a_model_folder_that_was_changed_is_refused_by_name(folder, damage, words):
+    assert modeling.load(folder, "cpu")
+    damage(folder)
+    with pytest.raises(modeling.ModelError, match=rf"{folder} is damaged: {words}.*DONE beside it.*on purpose"):
+        modeling.load(folder, "cpu")
+
+
+def test_a_model_folder_from_elsewhere_has_no_manifest_and_is_loaded(folder):
+    (folder / "manifest.json").unlink()
+    other_weights(folder)
+    assert modeling.load(folder, "cpu")
+
+
+def test_a_stage_that_says_it_is_done_must_have_its_model(folder):
+    stage = folder.parent
+    assert not checkpoint.is_done(stage, "model")
+    checkpoint.mark_done(stage)
+    assert checkpoint.is_done(stage, "model")
+    os.truncate(folder / "model.safetensors", 100)
+    with pytest.raises(checkpoint.CheckpointError, match=r"model is damaged \(model\.safetensors has 100 bytes"):
+        checkpoint.is_done(stage, "model")
+    shutil.rmtree(folder)
+    with pytest.raises(checkpoint.CheckpointError, match="DONE is there, but model isn't: remove DONE"):
+        checkpoint.is_done(stage, "model")
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from rl import checkpoint, modeling
+from rl.config import load_recipe
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    modeling.build_initial(load_recipe("mini-cpu", ["model.layers=1"]), ["import torch\\n"], Path(sys.argv[1]))
+except checkpoint.CheckpointError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("limit", [100, 100_000])  # the configuration, the weights
+def test_a_model_that_can_not_be_written_leaves_nothing_behind(tmp_path, limit):
+    out = tmp_path / "sft" / "init"
+    command = [sys.executable, "-c", FULL, str(out), str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"the model folder {out} could not be written" in done.stdout and "File too large" in done.stdout
+    assert "raise that limit (ulimit -f)" in done.stdout and "it goes on from the newest checkpoint" in done.stdout
+    assert list(out.parent.iterdir()) == []
+
+
+def test_a_full_disk_keeps_the_model_that_was_there(folder, monkeypatch):
+    before = (folder / "model.safetensors").read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(checkpoint.CheckpointError, match=r"No space left.*MiB are free there: make room"):
+        checkpoint.save_folder(small_model(1), Tokenizer(), folder)
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+class FullTokenizer:
+    """Fails as the tokenizers library does: with an exception of no kind of its own."""
+
+    def save_pretrained(self, folder):
+        raise Exception("No space left on device (os error 28)")
+
+
+def test_a_disk_that_runs_full_behind_the_weights_leaves_nothing(tmp_path):
+    with pytest.raises(checkpoint.CheckpointError, match=r"model could not be written \(No space left"):
+        checkpoint.save_folder(small_model(), FullTokenizer(), tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_of_the_program_is_no_full_disk(tmp_path):
+    with pytest.raises(AttributeError):
+        checkpoint.save_folder(small_model(), None, tmp_path / "model")
+
+
+# Order on disk -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What was forced to disk and renamed, in order: ("fsync", path), ("rename", from, to)."""
+    made, fsync, rename, replace = [], os.fsync, os.rename, os.replace
+
+    def noted_fsync(descriptor):
+        made.append(("fsync", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
+        fsync(descriptor)
+
+    def noted(plain):
+        def move(source, target, **more):
+            made.append(("rename", str(source), str(target)))
+            plain(source, target, **more)
+
+        return move
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "rename", noted(rename))
+    monkeypatch.setattr(os, "replace", noted(replace))
+    return made
+
+
+def files_are_forced_before_the_rename_and_the_folder_after(calls, final, temporary):
+    """Every file of a folder and the folder itself, then its name, then the folder above it. A crash of the machine
+    in between leaves either no folder of that name, or a whole one."""
+    at = calls.index(("rename", str(temporary), str(final)))
+    before = {path for kind, path, *_ in calls[:at] if kind == "fsync"}
+    names = {str(temporary / path.relative_to(final)) for path in final.rglob("*")}
+    assert len(names) >= 3 and names | {str(temporary)} <= before
+    assert ("fsync", str(final.parent)) in calls[at + 1 :]
+
+
+def test_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, calls):
+    final = save(tmp_path, 3)
+    files_are_forced_before_the_rename_and_the_folder_after(calls, final, tmp_path / ".tmp-step_00003")
+
+
+def test_a_model_folder_is_on_disk_before_it_has_its_name(tmp_path, calls):
+    checkpoint.save_folder(small_model(), Tokenizer(), tmp_path / "model")
+    files_are_forced_before_the_rename_and_the_folder_after(calls, tmp_path / "model", tmp_path / ".tmp-model")
+
+
+def test_a_done_mark_is_on_disk_before_it_has_its_name(tmp_path, calls):
+    checkpoint.mark_done(tmp_path)
+    (_, temporary), renamed, forced = calls
+    assert renamed == ("rename", temporary, str(tmp_path / "DONE")) and forced == ("fsync", str(tmp_path))
