@@ -9,7 +9,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parent))
 
-from tiny import config, random_rows, tiny_model
+from tiny import config, random_rows, tiny_model, weights_of
 
 from rl import seeding
 from rl.advantages import advantages
@@ -103,6 +103,33 @@ def test_an_update_moves_weights_reports_and_counts_versions():
     assert any(not torch.equal(before[name], value) for name, value in learner.model.state_dict().items())
     assert learner.update(rows)["policy/lr"] == pytest.approx(1e-3)
     assert learner.version == 2
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]),
+        ("cosine", [0.5, 1.0, 1.0, 0.2 + 0.8 * (2 + 2**0.5) / 4, 0.6, 0.2 + 0.8 * (2 - 2**0.5) / 4, 0.2]),
+    ],
+)
+def test_every_update_moves_at_the_rate_of_its_schedule(schedule, expected):
+    """Warm-up, shape and final share as set. The rate is the one at which weights move: AdamW's steps are +-lr at most,
+    and its first is +-lr wherever the gradient isn't tiny."""
+    peak = 2e-3
+    learner = Learner(
+        tiny_model(),
+        config(
+            optim__lr=peak, optim__schedule=schedule, optim__final_lr_share=0.2, optim__warmup_steps=2,
+            optim__beta1=0.0, optim__beta2=0.0, train__steps=6,
+        ),
+    )  # fmt: skip
+    for version, share in enumerate(expected):  # with neither momentum nor memory every step is +-lr
+        before = weights_of(learner.model)
+        metrics = learner.update(random_rows(4, seed=version))
+        assert metrics["policy/lr"] == pytest.approx(share * peak)
+        moved = (weights_of(learner.model) - before).abs()
+        assert moved.median().item() == pytest.approx(share * peak, rel=0.01)
 
 
 @pytest.mark.parametrize("why", ["masked", "no advantage", "zero advantage", "no completion", "no rows"])

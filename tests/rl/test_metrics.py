@@ -115,6 +115,28 @@ def test_what_trajectories_say(tmp_path):
         writer.write(0, values)
 
 
+def test_rows_whose_return_is_not_known_are_counted_as_masked_though_they_were_rewarded():
+    """The second verdict is nobody's fault: the first turn has a reward, but no return and so no advantage."""
+    trajectories = [
+        Trajectory("p", 0, [turn("correct", 3.5, None, speedup=2.0, pr=0.5), turn("infra_error", None, None)]),
+        Trajectory("p", 1, [turn("correct", 3.0, speedup=1.5, pr=0.5), turn("incorrect", 0.0, masks=["mrs"])]),
+        Trajectory("q", 0, [turn("incorrect", 0.0), turn("problem_error", None, None, masks=["infra"])]),
+    ]
+    values = rollout_metrics(trajectories)
+    expected = {
+        "mask/infra": 3 / 6,
+        "mask/trained": 2 / 6,
+        "mask/mrs": 1 / 6,
+        "group/size_mean": 1.0,
+        "group/size_mean_turn1": 1.0,
+        "group/single": 1.0,
+        "reward/mean": 6.5 / 4,
+        "reward/mean_turn1": 6.5 / 3,
+        "reward/correct": 2 / 4,
+    }
+    assert {name: values[name] for name in expected} == pytest.approx(expected)
+
+
 def test_a_step_in_which_nothing_was_judged_leaves_means_out():
     values = rollout_metrics([Trajectory("p", 0, [turn("infra_error", None, None)])])
     assert values["mask/infra"] == 1.0

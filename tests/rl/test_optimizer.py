@@ -1,5 +1,6 @@
 """Learning rates, weight decay, and fp32 weights behind a bf16 model."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -39,6 +40,26 @@ def test_only_matrices_decay():
     matrix.grad, gain.grad = torch.zeros(2, 2), torch.zeros(2)
     optimizer.step()
     assert matrix.flatten().tolist() == pytest.approx([0.95] * 4) and gain.tolist() == [1.0, 1.0]
+
+
+def test_steps_are_those_of_adamw_with_the_betas_and_the_decay_of_the_settings():
+    """AdamW spelled out in Python's floats (arXiv 1711.05101), for a matrix that decays and a gain that doesn't."""
+    settings = Optim(lr=0.03, weight_decay=0.2, beta1=0.7, beta2=0.8)
+    weights = {True: torch.nn.Parameter(torch.tensor([[1.5, -2.0]])), False: torch.nn.Parameter(torch.tensor([0.5]))}
+    optimizer = make_optimizer(list(weights.values()), settings, 0.03)
+    expected = {decays: weight.flatten().tolist() for decays, weight in weights.items()}
+    first, second = ({decays: [0.0] * weight.numel() for decays, weight in weights.items()} for _ in range(2))
+    for step, gradient in enumerate((1.0, -3.0, 0.5, 20.0), 1):
+        for decays, weight in weights.items():
+            weight.grad = torch.full_like(weight, gradient)
+            for i, value in enumerate(expected[decays]):
+                first[decays][i] = 0.7 * first[decays][i] + 0.3 * gradient
+                second[decays][i] = 0.8 * second[decays][i] + 0.2 * gradient**2
+                move = first[decays][i] / (1 - 0.7**step) / (math.sqrt(second[decays][i] / (1 - 0.8**step)) + 1e-8)
+                expected[decays][i] = value * (1 - 0.03 * 0.2 * decays) - 0.03 * move
+        optimizer.step()
+        for decays, weight in weights.items():
+            assert weight.flatten().tolist() == pytest.approx(expected[decays], rel=1e-5), (step, decays)
 
 
 def test_small_steps_reach_a_bf16_model_through_its_fp32_weights():

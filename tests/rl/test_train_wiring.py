@@ -16,10 +16,12 @@ import torch
 
 from env.records import Problem, Verdict
 from rl import modeling, train
+from rl.batch import rows_of
 from rl.config import load_recipe
 from rl.engines.base import Completion
 from rl.prompts import Chat
-from rl.records import read_trajectories
+from rl.records import Trajectory, Turn, read_trajectories
+from rl.rewards import reward
 
 pytestmark = pytest.mark.budget(20)
 
@@ -84,10 +86,11 @@ class Learner:
 
     def evaluate(self, rows):
         logprobs = [torch.tensor(row.rollout_logprobs) + OFFSETS.get(place(row), 0.0) for row in rows]
-        return SimpleNamespace(logprobs=logprobs, entropy=lambda: 0.0)
+        return SimpleNamespace(logprobs=logprobs, entropy=lambda: 0.75)
 
     def update(self, rows, old_logprobs, weights):
         self.rows, self.old, self.weights = list(rows), list(old_logprobs), list(weights)
+        self.version += 1
         return {"policy/skipped": 0.0}
 
 
@@ -119,7 +122,7 @@ def test_what_reaches_the_loss_is_what_the_settings_say(tmp_path, monkeypatch):
     engine, learner = Engine(chat.stop_ids[0]), Learner()
     problems = [Problem(name, "class Model:\n") for name in ("p0", "p1")]
     path = tmp_path / "step.jsonl"
-    metrics, _ = train.train_step(3, learner, engine, Judge(engine), chat, problems, config, path)
+    metrics, wall = train.train_step(3, learner, engine, Judge(engine), chat, problems, config, path)
 
     assert (engine.sampling.temperature, engine.sampling.max_new_tokens) == (0.7, 6)
     assert len(learner.rows) == 12 and {row.step for row in learner.rows} == {3}
@@ -141,6 +144,86 @@ def test_what_reaches_the_loss_is_what_the_settings_say(tmp_path, monkeypatch):
         assert found.advantage == pytest.approx(advantages[problem, sample, turn])
         assert found.masks == MASKS.get((problem, sample, turn), [])
         assert found.policy_version == 7
-    gap = (2 * 0.4 + 4 * 0.3) / 24
-    assert metrics["policy/logprob_gap"] == pytest.approx(gap, abs=1e-6)
-    assert metrics["mask/trained"] == pytest.approx(9 / 12)
+    differences = [0.4] * 2 + [-0.3] * 4 + [0.0] * 18  # the learner's log-prob less the engine's, token by token
+    said = -sum(LOGPROBS) / 2
+    expected = {
+        "policy/logprob_gap": (2 * 0.4 + 4 * 0.3) / 24,
+        "policy/kl": sum(math.exp(x) - 1 - x for x in differences) / 24,  # of the engine from the learner, not back
+        "policy/ppl_rollout": math.exp(said),
+        "policy/ppl_learner": math.exp(said - sum(differences) / 24),
+        "policy/importance_mean": sum(min(math.exp(x), 1.3) for x in differences) / 24,
+        "policy/importance_capped": 2 / 24,
+        "policy/entropy": 0.75,
+        "policy/version": 8,
+        "policy/skipped": 0.0,
+        "mask/trained": 9 / 12,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    tokens = sum(len(turn.prompt_ids) + len(turn.completion_ids) for turn in written.values())
+    assert wall["tokens_per_s"] * wall["seconds/step"] == pytest.approx(tokens)
+    assert wall["tokens_per_s/rollout"] * wall["seconds/rollout"] == pytest.approx(24)
+    assert wall["seconds/step"] >= wall["seconds/learn"] > 0 and wall["seconds/push"] == 0.0
+
+
+def judged(status, ratio, values_match=True):
+    return Verdict(status, speedup=2.0, profiling_ratio=ratio, values_match=values_match).to_json()
+
+
+def rewarded(config, step, verdicts, problem="p0"):
+    """A sample of one turn for every verdict, rewarded by the settings, and their rows."""
+    trajectories = []
+    for index, verdict in enumerate(verdicts):
+        value, parts = reward(verdict, config.reward)
+        turn = Turn([1], [2], [-1.0], 0, "stop", verdict=verdict, reward=value, reward_parts=parts)
+        trajectories.append(Trajectory(problem, index, [turn], step))
+    return trajectories, [row for t in trajectories for row in rows_of(t)]
+
+
+def masks_of(config, step, verdicts, problem="p0"):
+    trajectories, rows = rewarded(config, step, verdicts, problem)
+    train.set_masks(rows, [torch.tensor(row.rollout_logprobs) for row in rows], trajectories, config)
+    assert [turn.masks for t in trajectories for turn in t.turns] == [row.masks for row in rows]
+    return [row.masks for row in rows]
+
+
+# Verdict -> what PRS says with the hack check, and without it: a hack that is right is then rewarded as correct.
+PRS_TABLE = [
+    (judged("correct", 0.1), ["prs"], ["prs"]),
+    (judged("correct", 0.9), [], []),
+    (judged("hack", 0.1), [], ["prs"]),
+    (judged("hack", 0.9), [], []),
+    (judged("hack", None), [], []),
+    (judged("hack", 0.1, values_match=False), [], []),
+    (judged("hack", 0.1, values_match=None), [], []),
+    (judged("incorrect", 0.1), [], []),
+    (judged("infra_error", 0.1), [], []),
+]
+
+
+@pytest.mark.parametrize("in_the_reward", ["true", "false"])
+@pytest.mark.parametrize("hack_check", [True, False])
+def test_prs_rejects_what_was_rewarded_as_correct_by_the_measured_ratio(hack_check, in_the_reward):
+    """Whether the ratio is a part of the reward has no say, and neither has what a wrong answer earns."""
+    checks = [f"reward.hack_check={str(hack_check).lower()}", f"reward.profiling_ratio={in_the_reward}"]
+    earned = ["reward.earns.incorrect=1.0", "reward.earns.hack=0.5"]
+    config = load_recipe("mini-cpu", ["rejection.prs=hard", *checks, *earned])
+    expected = [checked if hack_check else unchecked for _, checked, unchecked in PRS_TABLE]
+    assert masks_of(config, 3, [verdict for verdict, *_ in PRS_TABLE]) == expected
+
+
+def test_every_row_has_a_draw_of_its_own_for_prs():
+    """Rows that are kept with a chance of one half: by (seed, step, problem, sample, turn), and always the same."""
+    verdicts = [judged("correct", 0.35)] * 40
+
+    def fates(seed=1, step=3, problem="p0"):
+        return masks_of(load_recipe("mini-cpu", [f"seed={seed}"]), step, verdicts, problem)
+
+    usual = fates()
+    assert 8 < usual.count(["prs"]) < 32 and usual == fates()
+    assert all(other != usual for other in (fates(seed=2), fates(step=4), fates(problem="p1")))
+    config = load_recipe("mini-cpu", ["seed=1"])
+    trajectories = [Trajectory("p0", 0, [t.turns[0] for t in rewarded(config, 3, verdicts)[0]], 3)]
+    rows = rows_of(trajectories[0])  # the same verdicts as turns of one sample
+    train.set_masks(rows, [torch.tensor(row.rollout_logprobs) for row in rows], trajectories, config)
+    by_turn = [row.masks for row in rows]
+    assert 8 < by_turn.count(["prs"]) < 32 and by_turn != usual and by_turn[0] == usual[0]
