@@ -132,8 +132,8 @@ def _prepare(folder: Path, temporary: Path, needed: int) -> None:
     free = shutil.disk_usage(existing(folder)).free
     if free < needed:
         raise CheckpointError(
-            f"the disk of {folder} is too full for a checkpoint: it takes {needed / 2**20:,.0f} MiB, "
-            f"{free / 2**20:,.0f} MiB are free; make room and run the same command again, it goes on from the "
+            f"the disk of {folder} is too full for a checkpoint: it takes {needed / 2**20:,.1f} MiB, "
+            f"{free / 2**20:,.1f} MiB are free; make room and run the same command again, it goes on from the "
             "checkpoint before"
         )
     temporary.mkdir(parents=True)
@@ -190,7 +190,7 @@ def _cause(error: BaseException) -> str:
     """The first failure inside torch.distributed.checkpoint's own exception, without its tracebacks."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
-    return str(error).partition("\n")[0] or type(error).__name__
+    return disk.cause(error)
 
 
 def _alone() -> warnings.catch_warnings:

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from env.files import write_atomic
-from rl.records import Trajectory, read_trajectories
+from env.files import explained, write_atomic
+from rl import checkpoint
+from rl.records import Trajectory, read_trajectories, utf8
 
 
 def row(trajectory: Trajectory) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def row(trajectory: Trajectory) -> dict[str, Any]:
         "problem_id": trajectory.problem_id,
         "sample_index": trajectory.sample_index,
         "messages": [
-            {"role": role, "content": content.encode("utf-8", "replace").decode()}
+            {"role": role, "content": utf8(content)}
             for turn in turns
             for role, content in (("user", turn.prompt_text), ("assistant", turn.completion_text))
         ],
@@ -56,9 +56,15 @@ def export(trajectories: Iterable[Trajectory], out: Path) -> list[Path]:
             ("reward", pyarrow.list_(pyarrow.float64())),
         ]
     )
-    temporary = table.with_name(f".{table.name}.{os.getpid()}.tmp")
-    parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), temporary)
-    temporary.replace(table)
+    temporary = table.with_name(f".{table.name}.tmp")
+    with explained(table):
+        try:
+            parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), temporary)
+            checkpoint.force(temporary)
+            temporary.replace(table)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
     return [lines, table]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from env.files import append_durably, write_atomic
+from env.files import append_durably, explained, write_atomic
 from env.records import STATUSES
 from rl.metric_names import known
 from rl.outcomes import fast_at, is_judged
@@ -39,7 +39,8 @@ class MetricsWriter:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("metrics.jsonl", "wall.jsonl"):
             _cut(folder / name, resume_step)
-        self.board = SummaryWriter(str(folder / "tb"), purge_step=resume_step)
+        with explained(folder / "tb"):
+            self.board = SummaryWriter(str(folder / "tb"), purge_step=resume_step)
 
     def write(self, step: int, values: dict[str, float | None]) -> None:
         """One line of metrics. None and numbers that aren't finite become null; raises ValueError for unknown names."""
@@ -50,7 +51,8 @@ class MetricsWriter:
         self._append("wall.jsonl", step, values)
 
     def close(self) -> None:
-        self.board.close()
+        with explained(self.folder / "tb"):
+            self.board.close()
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -65,10 +67,11 @@ class MetricsWriter:
         clean = {name: float(v) if v is not None and math.isfinite(v) else None for name, v in values.items()}
         line = json.dumps({"step": step, **dict(sorted(clean.items()))}, allow_nan=False)
         append_durably(self.folder / file_name, line + "\n")
-        for name, value in clean.items():
-            if value is not None:
-                self.board.add_scalar(name, value, step)
-        self.board.flush()
+        with explained(self.folder / "tb"):
+            for name, value in clean.items():
+                if value is not None:
+                    self.board.add_scalar(name, value, step)
+            self.board.flush()
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

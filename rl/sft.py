@@ -25,7 +25,7 @@ from rl.config import Config, ConfigError, load_run
 from rl.learner import Learner
 from rl.metrics import DamagedFile, MetricsWriter
 from rl.optimizer import learning_rate
-from rl.records import read_trajectories
+from rl.records import DamagedRecords, Trajectory, read_trajectories, utf8
 
 
 @dataclass(frozen=True)
@@ -131,16 +131,33 @@ def train(model: torch.nn.Module, examples: Sequence[Example], config: Config, f
     return learner
 
 
-def load_examples(source: Path, tokenizer, context: int) -> list[Example]:
+def collected(source: Path) -> list[Trajectory]:
+    """The trajectories to train on. Raises DamagedRecords for lines that are none, and where there is none at all."""
+    found = list(read_trajectories(source))
+    if not found:
+        raise DamagedRecords(
+            f"{source} holds no trajectory: restore it, or remove {source.parent}/DONE and collect again "
+            "(python -m rl.collect)"
+        )
+    for number, trajectory in enumerate(found, 1):
+        if not trajectory.turns:
+            raise DamagedRecords(f"{source}:{number}: a trajectory without turns, nothing to train on; delete the line")
+        for turn in trajectory.turns:  # a server's answers may hold half a surrogate pair, which no tokenizer takes
+            turn.prompt_text, turn.completion_text = utf8(turn.prompt_text), utf8(turn.completion_text)
+    return found
+
+
+def load_examples(trajectories: Sequence[Trajectory], tokenizer, context: int) -> list[Example]:
     """The collected trajectories as Examples. Raises ConfigError where none can be trained on."""
     from rl.prompts import Chat
 
     chat = Chat(tokenizer)
-    encoded = [pair for trajectory in read_trajectories(source) for pair in chat.encode_trajectory(trajectory)]
+    encoded = [pair for trajectory in trajectories for pair in chat.encode_trajectory(trajectory)]
     examples = [e for ids, mask in encoded if (e := example(ids, mask, context)) is not None]
     if not examples:
         raise ConfigError(
-            f"{source}: nothing to train on in the first {context} tokens of any trajectory; raise model.context"
+            f"nothing to train on in the first {context} tokens of any of {len(trajectories)} collected trajectories; "
+            "raise model.context"
         )
     cut = sum(len(ids) > context for ids, _ in encoded)
     if cut:
@@ -170,17 +187,18 @@ def _stage(folder: Path, source: Path, config: Config) -> None:
     from rl import modeling  # imports transformers, which takes seconds: not for a finished stage
 
     start = Path(config.model.path) if config.model.path else folder / "init"
+    trajectories = collected(source)
 
     def build() -> None:
         if config.model.path or (start / "config.json").is_file():
             return
-        turns = [turn for trajectory in read_trajectories(source) for turn in trajectory.turns]
+        turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         texts = [text for turn in turns for text in (turn.prompt_text, turn.completion_text)]
         modeling.build_initial(config, texts, start)
 
     distributed.agree(build)
     model, tokenizer = modeling.load(start, config.device)
-    examples = load_examples(source, tokenizer, config.model.context)
+    examples = load_examples(trajectories, tokenizer, config.model.context)
     if distributed.first():
         print(f"SFT: {len(examples)} trajectories, {sum(len(e.ids) for e in examples):,} tokens an epoch", flush=True)
     learner = train(model, examples, config, folder)
@@ -198,6 +216,7 @@ if __name__ == "__main__":
     except (
         ConfigError,
         DamagedFile,
+        DamagedRecords,
         FloatingPointError,
         OSError,
         checkpoint.CheckpointError,

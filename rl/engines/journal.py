@@ -11,10 +11,14 @@ import os
 import threading
 from pathlib import Path
 
+from env.files import explained
 from env.records import sha256
 from rl.config import Server
-from rl.engines.base import Completion, Request, Sampling
+from rl.engines.base import Completion, EngineError, Request, Sampling
 from rl.engines.openai import OpenAIEngine
+from rl.records import FINISH_REASONS
+
+REMEDY = "restore the file, or delete the line: that answer is asked for again"
 
 
 class JournalEngine(OpenAIEngine):
@@ -24,12 +28,13 @@ class JournalEngine(OpenAIEngine):
         super().__init__(server)
         self._lock = threading.Lock()
         self._known: dict[str, dict[str, str]] = {}
+        self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = b""
-        for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else []:
+        for number, line in enumerate(path.read_bytes().splitlines(keepends=True) if path.is_file() else [], 1):
             if line.endswith(b"\n"):
-                entry = json.loads(line)
-                self._known[entry.pop("key")] = entry
+                key, answer = _entry(line, f"{path}:{number}")
+                self._known[key] = answer
                 kept += line
         self._file = open(path, "r+b" if path.is_file() else "wb")  # noqa: SIM115
         self._file.truncate(len(kept))
@@ -42,8 +47,20 @@ class JournalEngine(OpenAIEngine):
             completion = super()._ask(request, sampling)
             entry = {"text": completion.text, "finish_reason": completion.finish_reason}
             line = json.dumps({"key": key, **entry}) + "\n"
-            with self._lock:
+            with self._lock, explained(self._path):
                 self._file.write(line.encode("ascii"))
                 self._file.flush()
                 os.fsync(self._file.fileno())
         return Completion([], [], entry["finish_reason"], text=entry["text"])
+
+
+def _entry(line: bytes, where: str) -> tuple[str, dict[str, str]]:
+    """(key, answer) of a whole line. Raises EngineError that names it where it is none of ours."""
+    try:
+        entry = json.loads(line)
+        key, text, reason = entry["key"], entry["text"], entry["finish_reason"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise EngineError(f"{where}: no answer of the server ({error}); {REMEDY}") from error
+    if not (isinstance(key, str) and isinstance(text, str) and reason in FINISH_REASONS):
+        raise EngineError(f"{where}: no answer of the server (key, text or finish_reason is of another kind); {REMEDY}")
+    return key, {"text": text, "finish_reason": reason}

@@ -15,18 +15,20 @@ from env.problems import write_jsonl
 from env.records import Problem, Verdict
 from rl import collect as stage
 from rl import export
+from rl.checkpoint import CheckpointError
 from rl.collect import collect, filtered, main, make_teacher
-from rl.config import ConfigError, Keep, load_recipe
+from rl.config import ConfigError, Keep, Server, load_recipe
 from rl.engines import openai
 from rl.engines.base import Completion, EngineError, Sampling
 from rl.engines.base import generate as ask
 from rl.engines.journal import JournalEngine
-from rl.records import Trajectory, Turn, read_trajectories
+from rl.records import DamagedRecords, Trajectory, Turn, read_trajectories
 from rl.teacher import ScriptedEngine, ScriptedTeacher
 
 pytestmark = pytest.mark.budget(30)
 
 PROBLEMS = [Problem(f"p{i}", f"class Model:\n    number = {i}\n") for i in range(3)]
+SERVER = Server("http://host:1/v1", "strong")
 CONFIG = load_recipe("mini-cpu", ["collect.trajectories=50", "collect.turns=2"])
 
 
@@ -167,6 +169,92 @@ def test_tables_hold_the_conversations(tmp_path):
     assert rows[1]["messages"] == [{"role": "user", "content": "ask"}, {"role": "assistant", "content": "say"}]
     assert [row["status"] for row in rows] == [["hack"], ["correct"], ["incorrect"], ["hack"]]
     assert rows[0]["speedup"] == [None] and rows[0]["reward"] == [0.0]
+
+
+def a_line_taken_out(path):
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:2] + lines[3:]))
+
+
+def a_line_changed(path):
+    lines = path.read_bytes().splitlines(keepends=True)
+    data = json.loads(lines[2])
+    data["turns"][0]["verdict"] = None
+    path.write_bytes(b"".join([*lines[:2], json.dumps(data).encode() + b"\n", *lines[3:]]))
+
+
+def a_line_cut(path):
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], lines[2][:50] + b"\n", *lines[3:]]))
+
+
+def a_file_of_others(path):
+    path.write_bytes(path.read_bytes().replace(b'"problem_id": "p0"', b'"problem_id": "other"'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (
+            a_line_taken_out,
+            "3: problem p0, sample 3, is out of place: a line is missing or moved",
+        ),
+        (a_line_changed, "3: a turn without a verdict"),
+        (a_line_cut, "3: not a trajectory"),
+        (a_file_of_others, "1: problem other, sample 0, is out of place"),
+    ],
+)
+def test_damaged_answers_are_told_with_file_and_line(tmp_path, damage, words):
+    collect(Teacher(), Judge(), PROBLEMS, CONFIG, tmp_path)
+    path = tmp_path / "asked.jsonl"
+    damage(path)
+    before = path.read_bytes()
+    with pytest.raises(DamagedRecords, match=f"{path}:{words}"):
+        collect(Teacher(), Judge(), PROBLEMS, CONFIG, tmp_path)
+    assert path.read_bytes() == before
+
+
+def test_a_finished_collection_without_its_result_is_told(tmp_path):
+    (tmp_path / "collect").mkdir()
+    (tmp_path / "collect" / "DONE").touch()
+    with pytest.raises(CheckpointError, match=r"DONE is there, but trajectories\.jsonl isn't: remove DONE"):
+        main(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"key": "a"}', '{"key": "a", "text": null, "finish_reason": "stop"}', "\xff"]
+)
+def test_a_damaged_answer_of_a_server_is_told_with_file_and_line(tmp_path, line):
+    path = tmp_path / "answers.jsonl"
+    good = json.dumps({"key": "k", "text": "t", "finish_reason": "stop"})
+    path.write_text(f"{good}\n{line}\n", encoding="latin-1")
+    with pytest.raises(EngineError, match=rf"{path}:2: no answer of the server .* asked for again"):
+        JournalEngine(SERVER, path)
+
+
+class FullDisk:
+    """A file that takes nothing more."""
+
+    def write(self, data):
+        raise OSError(28, "No space left on device")
+
+
+def test_answers_and_tables_say_where_the_disk_is_full(tmp_path, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(openai.OpenAIEngine, "_ask", lambda *_: Completion([], [], "stop", text="paid for"))
+    engine = JournalEngine(SERVER, tmp_path / "answers.jsonl")
+    engine._file = FullDisk()
+    with pytest.raises(OSError, match=r"MiB are free there.*answers\.jsonl"):
+        ask(engine, [[{"role": "user", "content": "?"}]], Sampling(10), [1])
+
+    def full(table, path):
+        path.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(parquet, "write_table", full)
+    with pytest.raises(OSError, match=r"MiB are free there.*out\.parquet"):
+        export.export(some(2), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.jsonl", "out.jsonl"]
 
 
 # Teachers ------------------------------------------------------------------------------------------------------------

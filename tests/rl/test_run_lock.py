@@ -41,6 +41,7 @@ def test_a_second_process_is_refused_and_a_killed_one_does_not_block(tmp_path, m
     (run / "collect" / "trajectories.jsonl").write_text("")
     begun = []
     monkeypatch.setattr(train, "make_pool", lambda config: begun.append("rl") or Judge())
+    monkeypatch.setattr(sft, "collected", lambda source: [])
     monkeypatch.setattr(sft, "load_examples", lambda *_: begun.append("sft"))
     monkeypatch.setattr(sft, "train", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     monkeypatch.setattr(collect, "make_teacher", lambda *_: begun.append("collect"))

@@ -13,7 +13,7 @@ import rl
 from rl import checkpoint, seeding, sft
 from rl.config import Config, load_recipe
 from rl.learner import Learner
-from rl.records import Trajectory, Turn, append_trajectories
+from rl.records import DamagedRecords, Trajectory, Turn, append_trajectories
 
 pytestmark = pytest.mark.budget(45)
 
@@ -225,18 +225,90 @@ def test_the_stage_takes_a_given_model_folder(tmp_path, text_side):
 
 def test_trajectories_that_do_not_fit_are_cut_and_counted(tmp_path, text_side, capsys):
     prepare_run(tmp_path, config(), completions=("abcd", "x" * 40))
-    source = tmp_path / "collect" / "trajectories.jsonl"
-    examples = sft.load_examples(source, Tokenizer(), context=20)
+    found = sft.collected(tmp_path / "collect" / "trajectories.jsonl")
+    examples = sft.load_examples(found, Tokenizer(), context=20)
     assert [len(e.ids) for e in examples] == [10, 20]
     assert "1 of 2 trajectories are longer than model.context = 20" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"raise model\.context"):
-        sft.load_examples(source, Tokenizer(), context=6)
+        sft.load_examples(found, Tokenizer(), context=6)
 
 
 def test_missing_data_says_which_stage_to_run(tmp_path, text_side):
     (tmp_path / "config.json").write_text(json.dumps(config().to_json()))
     with pytest.raises(FileNotFoundError, match=r"rl\.collect"):
         sft.main(tmp_path)
+
+
+GOOD = json.dumps(Trajectory("p", 0, [Turn([], [], [], 0, "stop", "prompt", "abcd")]).to_json())
+
+
+def changed(**fields):
+    """The good line with a field of its trajectory, or of its turn, changed."""
+    data = json.loads(GOOD)
+    for name, value in fields.items():
+        (data if name in data else data["turns"][0])[name] = value
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (GOOD[: len(GOOD) // 2], "not a trajectory"),
+        ("", "not a trajectory"),
+        ("[" * 100_000, "not a trajectory"),
+        ("9" * 5000, "not a trajectory"),
+        ("\udcff", "not a trajectory"),
+        ("3", "not a trajectory of this version"),
+        ("{}", "not a trajectory of this version"),
+        (changed(turns=5), "not a trajectory of this version"),
+        (changed(turns=[5]), "not a trajectory of this version"),
+        (changed(turns=[]), "a trajectory without turns"),
+        (changed(prompt_text=None), r"prompt_text of turn 1 must be text, and is 'None' \(NoneType\)"),
+        (changed(completion_text=7), r"completion_text of turn 1 must be text, and is '7' \(int\)"),
+        (changed(prompt_ids=["a"]), "prompt_ids of turn 1 must be a list of token ids"),
+        (changed(completion_ids=None), "completion_ids of turn 1"),
+        (changed(logprobs=[None]), "logprobs of turn 1 must be a list of numbers"),
+        (changed(finish_reason="tired"), "finish_reason of turn 1 must be one of"),
+        (changed(verdict={"status": "fine"}), "verdict of turn 1 must be a verdict with a known status"),
+        (changed(verdict="correct"), "verdict of turn 1"),
+        (changed(reward=math.inf), "reward of turn 1 must be a finite number or null"),
+        (changed(masks="mrs"), "masks of turn 1 must be a list of texts"),
+        (changed(problem_id=3), "problem_id must be text"),
+        (changed(sample_index=-1), "sample_index must be a whole number from 0"),
+        (changed(ended="bored"), "ended must be one of"),
+        (changed(version=9), "version must be 1, and is '9'"),
+    ],
+)
+def test_a_damaged_line_is_told_with_its_file_and_number(tmp_path, text_side, line, words):
+    prepare_run(tmp_path, config())
+    path = tmp_path / "collect" / "trajectories.jsonl"
+    path.write_bytes(f"{GOOD}\n{line}\n{GOOD}\n".encode("utf-8", "surrogateescape"))
+    with pytest.raises(DamagedRecords, match=rf"{path}:2: {words}"):
+        sft.main(tmp_path)
+    assert text_side == [] and not (tmp_path / "sft" / "init").exists()
+
+
+def test_a_last_line_that_a_kill_cut_is_left_out_and_said(tmp_path, caplog):
+    path = tmp_path / "trajectories.jsonl"
+    path.write_text(f"{GOOD}\n{GOOD[:40]}")
+    assert len(sft.collected(path)) == 1
+    assert f"{path}:2: the last line is cut short" in caplog.text
+
+
+def test_an_empty_file_says_to_collect_again(tmp_path, text_side):
+    prepare_run(tmp_path, config())
+    path = tmp_path / "collect" / "trajectories.jsonl"
+    path.write_text("")
+    with pytest.raises(DamagedRecords, match=rf"{path} holds no trajectory: .*remove .*collect/DONE and collect again"):
+        sft.main(tmp_path)
+    assert not (tmp_path / "sft" / "init").exists()
+
+
+def test_half_a_surrogate_pair_is_replaced(tmp_path):
+    path = tmp_path / "trajectories.jsonl"
+    path.write_text(changed(completion_text="a \ud83d b") + "\n")
+    ((turn,),) = [trajectory.turns for trajectory in sft.collected(path)]
+    assert turn.completion_text == "a ? b"
 
 
 def test_a_finished_stage_returns_at_once(tmp_path, capsys):
