@@ -40,7 +40,7 @@ NEW_PAIR_EVERY = 3
 # masks matter.
 SHAPES = {
     "cpu": ((16, 128), (16, 160), (16, 200), (16, 256)),
-    "gpu": ((4096, 4096), (8192, 4096), (4096, 8192), (8192, 8192), (8192, 3000), (6000, 5000), (8192, 5000)),
+    "gpu": ((4096, 4096), (8192, 4096), (4096, 8192), (8192, 3000), (6000, 5000), (8192, 5000)),
 }
 
 # The inner length of a matrix product. Small: the product costs about as much as the memory that its result takes, so

@@ -151,13 +151,27 @@ def poison_fresh_memory() -> None:
 
 @contextmanager
 def poisoned_fresh_memory() -> Iterator[None]:
-    """While active, `torch.empty` gives NaN; afterwards what was there."""
+    """While active, `torch.empty` gives NaN; afterwards what was there.
+
+    Another stream waits for the one that it is entered from: torch.empty alone puts no work on a stream, and a kernel
+    that writes to its memory from another one must not race against our filling it.
+    """
     import torch
 
+    enter = torch.cuda.set_stream
+
+    def set_stream(stream: Any) -> None:
+        if stream is not None and stream != torch.cuda.default_stream(stream.device):
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+        enter(stream)
+
     poison_fresh_memory()
+    torch.cuda.set_stream = set_stream
     try:
         yield
     finally:
+        if torch.cuda.set_stream is set_stream:  # else the watch shall see what was put there
+            torch.cuda.set_stream = enter
         torch._C._set_deterministic_algorithms(False, warn_only=False)
 
 

@@ -46,14 +46,13 @@ def evaluate(settings: Settings, problems: list[Problem], engine: Engine, chat: 
         write_versions(folder / "versions.json", judge)
         watch = stack.enter_context(Watch(folder / "wall.jsonl", total, before, "evaluation"))
         engine, watched = WatchedEngine(engine, watch), WatchedJudge(judge, watch)
-        at_once = settings.problems_at_once
         trajectories = evaluate_problems(
-            engine, watched, chat, problems, plan, folder / "trajectories.jsonl", "sampling", at_once
+            engine, watched, chat, problems, plan, folder / "trajectories.jsonl", "sampling"
         )
         if settings.best_of:
             engine.part = BESIDE
             single = replace(plan, samples=settings.best_of, turns=1)
-            evaluate_problems(engine, watched, chat, problems, single, folder / "parallel.jsonl", "best-of", at_once)
+            evaluate_problems(engine, watched, chat, problems, single, folder / "parallel.jsonl", "best-of")
     write_summary(folder / "summary.json", trajectories, plan, problems, settings)
     for reference in settings.references[1:]:
         second = _judged_again(trajectories, problems, config, reference, folder)

@@ -63,7 +63,6 @@ def judge_again(args: argparse.Namespace) -> None:
         scaling="vanilla",
         keep=1,
         best_of=0,
-        problems_at_once=0,
         config=config.to_json(),
     )
     args.out.mkdir(parents=True, exist_ok=True)

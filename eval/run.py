@@ -107,7 +107,6 @@ def settings_of(args: argparse.Namespace) -> tuple[Settings, policies.Policy, li
         scaling=args.scaling,
         keep=args.keep,
         best_of=args.best_of,
-        problems_at_once=8,
         degenerate={"path": str(named), "sha256": sha256(named.read_text(encoding="utf-8"))} if named else {},
         config=config.to_json(),
     )

@@ -36,8 +36,7 @@ class Settings:
     model, problems: what they are (`identity`), so that a changed file is another evaluation. references: the first
     one's feedback is what the model is shown; under the others the same answers are judged again. scaling, keep: how
     later turns are prompted (eval/context.py). best_of: so many one-turn samples a problem beside (0: none).
-    problems_at_once: in work together; they end up in the file together. degenerate: a list of
-    eval/audit.py, {} for none.
+    degenerate: a list of eval/audit.py, {} for none.
     """
 
     model: dict[str, Any]
@@ -46,7 +45,6 @@ class Settings:
     scaling: str
     keep: int
     best_of: int
-    problems_at_once: int
     degenerate: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION

@@ -34,9 +34,6 @@ from rl.records import DamagedRecords, Trajectory, read_trajectories
 from rl.rollout import Judge, evaluate_problems, make_pool, write_trajectories
 from rl.wording import Wording
 
-# Samples between the teacher and the judge at a time: enough to keep every slot busy, few to judge again after a kill.
-IN_FLIGHT = 32
-
 
 def collect(engine: Engine, judge: Judge, problems: Sequence[Problem], config: Config, folder: Path) -> None:
     """Bring folder/asked.jsonl to `config.collect.trajectories` samples, in equal numbers a problem, then filter them
@@ -56,10 +53,10 @@ def collect(engine: Engine, judge: Judge, problems: Sequence[Problem], config: C
         schedule="free",
     )
     asked = problems[: -(-wanted // samples)]
-    path, at_once = folder / "asked.jsonl", max(1, IN_FLIGHT // samples)
+    path = folder / "asked.jsonl"
     if path.is_file():
         refuse_others(path, asked, samples)
-    found = evaluate_problems(engine, judge, TextChat(), asked, plan, path, "cold start", at_once)[:wanted]
+    found = evaluate_problems(engine, judge, TextChat(), asked, plan, path, "cold start")[:wanted]
     judged = [trajectory for trajectory in found if trajectory.turns and not unjudged(trajectory)]
     if not judged:
         last = found[-1].turns[-1].verdict["message"] if found[-1].turns else "none"

@@ -23,11 +23,16 @@ from env.records import Problem, Verdict
 from env.rules import rules_for
 from rl import seeding
 from rl.config import Config
-from rl.engines.base import Batch, Completion, Engine, Request, checked
+from rl.engines.base import Batch, Completion, Engine, EngineError, Request, checked
 from rl.plan import Plan
 from rl.prompts import Chat, TextChat
 from rl.records import Trajectory, Turn, append_trajectories, read_trajectories
 from rl.rewards import BadVerdict, reward
+
+# Samples in work together when many problems are evaluated, by schedule. A judge on a GPU takes seconds for a verdict
+# and has 24 lanes a GPU: in groups of 32 samples it stood idle half of the time, waiting for the last of each. On the
+# CPU a kill should cost little, and the engine's batches are small.
+AT_ONCE = {"turns": 16, "phases": 256, "free": 256}
 
 
 class Judge(Protocol):
@@ -44,25 +49,28 @@ def rollout(
     plan: Plan,
     out_path: Path,
     title: str = "rollout",
+    window: int = 0,
+    skip: int = 0,
 ) -> tuple[list[Trajectory], dict[str, float]]:
     """Trajectories, problem after problem and sample after sample, appended to `out_path`; and wall-clock seconds.
 
+    window: with schedule "free", so many samples under way at once, and each is written as soon as all before it are
+    finished; 0: all of them at once, written together at the end. skip: so many of the first samples are left out.
     A trajectory ends early (`Trajectory.ended`) where its next prompt leaves too little room in the context, and after
     a verdict that is nobody's fault. The seconds: "seconds/rollout" sampling, "seconds/judge" waiting for verdicts
     apart from it, "seconds/judge_work" spent by the judge in all its processes. Raises EngineError for an engine that
     answers something else than it was asked.
     """
-    under_way = _Rollout(engine, judge, chat, problems, plan)
-    total = len(under_way.samples) * plan.turns
+    under_way = _Rollout(engine, judge, chat, problems, plan, window, skip, out_path)
+    total = (len(under_way.samples) - skip) * plan.turns
     with tqdm(total=total, desc=title, unit="turn", mininterval=1.0, delay=2.0, leave=False) as bar:
         under_way.bar = bar
         if plan.schedule == "free":
             under_way.run_freely()
         else:
             under_way.run_in_turns()
-    trajectories = [sample.trajectory for sample in under_way.samples]
-    append_trajectories(out_path, trajectories)
-    return trajectories, under_way.seconds
+    under_way.write()
+    return [sample.trajectory for sample in under_way.samples[skip:]], under_way.seconds
 
 
 @dataclass(eq=False)
@@ -77,6 +85,7 @@ class _Sample:
     completion: Completion | None = None
     text: str = ""
     verdict: Future[Verdict] | None = None
+    finished: bool = False
 
 
 @dataclass
@@ -88,13 +97,18 @@ class _Rollout:
     chat: Chat | TextChat
     problems: Sequence[Problem]
     plan: Plan
+    window: int
+    skip: int
+    out_path: Path
     bar: Any = None
     samples: list[_Sample] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.seconds = {"seconds/rollout": 0.0, "seconds/judge": 0.0, "seconds/judge_work": 0.0}
-        self._ready: deque[_Sample] = deque()
+        self._fresh: deque[_Sample] = deque()  # not begun
+        self._ready: deque[_Sample] = deque()  # their verdict is in
+        self._begun = self._finished = self._written = self.skip
         self._judging: list[_Sample] = []
         self._paid: dict[int, Future[Verdict]] = {}  # equal answers share a verdict, whose cost counts once
         for problem in self.problems:
@@ -103,7 +117,7 @@ class _Rollout:
             for index in range(self.plan.samples):
                 trajectory = Trajectory(problem.id, index, [], self.plan.step)
                 self.samples.append(_Sample(len(self.samples), problem, trajectory, message, prompt))
-        self.most = len(self.samples)
+        self.most = min(self.window or len(self.samples), len(self.samples))
 
     def run_in_turns(self) -> None:
         """All samples take a turn together, and their verdicts are awaited before the next."""
@@ -125,20 +139,49 @@ class _Rollout:
     def run_freely(self) -> None:
         """A sample goes on as soon as its own verdict is in."""
         begun = time.perf_counter()
-        self._ready.extend(sample for sample in self.samples if self._may_begin(sample))
-        for request, completion in checked(self.engine, self, self.plan.sampling):
-            sample = self._sample(request)
-            self._submit(sample, completion)
-            self._judging.append(sample)
+        self._fresh.extend(self.samples[self.skip :])
+        try:
+            for request, completion in checked(self.engine, self, self.plan.sampling):
+                sample = self._sample(request)
+                self._submit(sample, completion)
+                self._judging.append(sample)
+        except EngineError:
+            while self.window and self._judging:  # answers that are there are kept with their verdicts
+                self._collect(blocking=True)
+            raise
         self.seconds["seconds/rollout"] = time.perf_counter() - begun - self.seconds["seconds/judge"]
 
     def take(self, limit: int, wait: bool) -> list[Request]:
-        """rl.engines.base.Source: samples whose verdict is in."""
+        """rl.engines.base.Source: samples whose verdict is in, and new ones where the window has room."""
         self._collect()
+        self._begin()
         while wait and not self._ready and self._judging:
             self._collect(blocking=True)
+            self._begin()
         count = min(limit, len(self._ready))
         return [self._request(self._ready.popleft()) for _ in range(count)]
+
+    def _begin(self) -> None:
+        """Let new samples in, behind those that go on: what is begun gets finished, and so written, first."""
+        while self._fresh and self._begun - self._finished < self.most:
+            self._begun += 1
+            self._go_on(self._fresh.popleft())
+
+    def _go_on(self, sample: _Sample) -> None:
+        if self._may_begin(sample):
+            self._ready.append(sample)
+        else:
+            sample.finished = True
+            self._finished += 1
+
+    def write(self, finished_only: bool = False) -> None:
+        """Append the samples that aren't in the file; finished_only: up to the first that is still under way."""
+        end = len(self.samples)
+        if finished_only:
+            end = next((s.number for s in self.samples[self._written :] if not s.finished), end)
+        if end > self._written:
+            append_trajectories(self.out_path, [sample.trajectory for sample in self.samples[self._written : end]])
+            self._written = end
 
     def _collect(self, blocking: bool = False) -> None:
         """Take in verdicts that are there; blocking: at least one."""
@@ -149,8 +192,9 @@ class _Rollout:
         for sample in [s for s in self._judging if s.verdict.done()]:
             self._judging.remove(sample)
             self._note(sample)
-            if self._may_begin(sample):
-                self._ready.append(sample)
+            self._go_on(sample)
+        if self.window:
+            self.write(finished_only=True)
 
     def _may_begin(self, sample: _Sample) -> bool:
         """Whether a sample has another turn; ends it where the context has too little room for one."""
@@ -168,11 +212,12 @@ class _Rollout:
         trajectory, plan = sample.trajectory, self.plan
         sample.completion = sample.verdict = None  # those of the turn before are noted
         names = (plan.step, trajectory.problem_id, trajectory.sample_index, len(trajectory.turns))
-        key = len(trajectory.turns) * self.most + sample.number  # no key twice, and the sample's number in it
+        # No key twice, and the sample's number in it.
+        key = len(trajectory.turns) * len(self.samples) + sample.number
         return Request(key, sample.prompt, seeding.derive(plan.seed, "sample", *names), _name(sample))
 
     def _sample(self, request: Request) -> _Sample:
-        return self.samples[request.key % self.most]
+        return self.samples[request.key % len(self.samples)]
 
     def _submit(self, sample: _Sample, completion: Completion) -> None:
         sample.completion, sample.text = completion, self.chat.answer_text(completion)
@@ -228,19 +273,23 @@ def evaluate_problems(
     plan: Plan,
     out_path: Path,
     title: str = "evaluation",
-    problems_at_once: int = 8,
 ) -> list[Trajectory]:
-    """`rollout` for many problems, resumable: `problems_at_once` at a time, those in `out_path` already are kept.
+    """`rollout` for many problems, resumable: those in `out_path` already are kept.
 
-    Equal `plan.seed`: two policies are compared under the same draws. Groups are fixed, and one that a kill cut short
-    is done again whole, so that a resumed file has the same bytes as one written in one go.
+    Equal `plan.seed`: two policies are compared under the same draws. With schedule "free" the file grows sample by
+    sample. Otherwise groups are fixed (`AT_ONCE`), and one that a kill cut short is done again whole, so that a resumed
+    file has the same bytes as one written in one go.
     """
     done = list(read_trajectories(out_path)) if out_path.is_file() else []
-    size = problems_at_once * plan.samples
+    free, at_once = plan.schedule == "free", AT_ONCE[plan.schedule]
+    problems_at_once = max(1, at_once // plan.samples)
+    size = 1 if free else problems_at_once * plan.samples
     whole = len(problems) * plan.samples if len(done) == len(problems) * plan.samples else len(done) // size * size
     if out_path.is_file():
         write_trajectories(out_path, done[:whole])
     trajectories = done[:whole]
+    if free and whole < len(problems) * plan.samples:
+        return trajectories + rollout(engine, judge, chat, problems, plan, out_path, title, at_once, whole)[0]
     for begin in range(whole // plan.samples, len(problems), problems_at_once):
         group = problems[begin : begin + problems_at_once]
         label = f"{title}: problems {begin + 1} to {begin + len(group)} of {len(problems)}"

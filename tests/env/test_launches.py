@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from env import launches
-from env.launches import LaunchLog, install, knock_out
+from env.launches import LaunchLog, install, knock_out, poisoned_fresh_memory
 
 pytestmark = pytest.mark.budget(60)
 ROOT = Path(__file__).resolve().parents[2]
@@ -395,3 +395,44 @@ def test_kernel_of_others_still_writes_after_the_knock_out(compiled):
 
 if __name__ == "__main__":
     print(json.dumps(compile_all(sys.argv[1] == "1")))
+
+
+class _Stream:
+    device = "cuda:0"
+
+    def __init__(self):
+        self.waited_for = []
+
+    def wait_stream(self, other):
+        self.waited_for.append(other)
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """The default stream and a list that ends with the current one, in place of CUDA's."""
+    default = _Stream()
+    entered = [default]
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device=None: default)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: entered[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", entered.append)
+    return default, entered
+
+
+def test_another_stream_waits_until_fresh_memory_is_filled(streams):
+    """Else a kernel that writes from another stream to memory of the default one races against our NaN."""
+    default, entered = streams
+    side, ours = _Stream(), torch.cuda.set_stream
+    with poisoned_fresh_memory():
+        torch.cuda.set_stream(side)
+        torch.cuda.set_stream(default)
+    assert side.waited_for == [default] and not default.waited_for  # what comes back is not joined for the candidate
+    assert entered == [default, side, default] and torch.cuda.set_stream == ours
+    torch.cuda.set_stream(side)
+    assert len(side.waited_for) == 1
+
+
+def test_a_patched_set_stream_is_left_for_the_watch(streams):
+    fake = print
+    with poisoned_fresh_memory():
+        torch.cuda.set_stream = fake
+    assert torch.cuda.set_stream is fake

@@ -241,10 +241,11 @@ def test_a_server_that_never_answers_stops_it_and_what_is_done_is_kept(tmp_path,
             args.model = other
             with pytest.raises(EngineError, match=r"no answer in 2 tries.*server\.attempts"):
                 run.main(args)
-        assert len(list(read_trajectories(tmp_path / "trajectories.jsonl"))) == 8
+        kept = len(list(read_trajectories(tmp_path / "trajectories.jsonl")))
+        assert 5 <= kept <= 9  # up to the first of those that were being asked
         broken[0], args.model = False, url  # the server moved: the same evaluation
         run.main(args)
-    assert len(asked) == 2 and (tmp_path / "DONE").exists()
+    assert len(asked) == 10 - kept and (tmp_path / "DONE").exists()
 
 
 def test_a_model_folder_with_a_small_context(tmp_path, judges, model_folder, capsys):

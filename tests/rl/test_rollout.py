@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+import rl.rollout
 from env.pool import PoolError
 from env.records import Problem, Verdict
 from rl.config import Prompts, Reward, load_recipe
@@ -273,10 +274,12 @@ def test_an_answer_to_another_turn_stops_the_rollout(chat, plan, tmp_path, sched
     assert not (tmp_path / "t.jsonl").exists()
 
 
-def test_a_killed_evaluation_ends_in_the_same_bytes(chat, plan, tmp_path):
+def test_a_killed_evaluation_ends_in_the_same_bytes(chat, plan, tmp_path, monkeypatch):
+    monkeypatch.setitem(rl.rollout.AT_ONCE, "turns", 6)
+
     def evaluate(path):
         judge = Judge()
-        done = evaluate_problems(Engine(chat), judge, chat, PROBLEMS, plan(), path, problems_at_once=2)
+        done = evaluate_problems(Engine(chat), judge, chat, PROBLEMS, plan(), path)
         return done, judge.count
 
     whole, count = evaluate(tmp_path / "whole.jsonl")
@@ -289,3 +292,59 @@ def test_a_killed_evaluation_ends_in_the_same_bytes(chat, plan, tmp_path):
         path.write_bytes(b"".join(lines[:kept]) + lines[kept][:40])
         assert evaluate(path)[0] == whole and path.read_bytes() == data
     assert evaluate(path)[1] == 0
+
+
+class Slow(Judge):
+    """Gives a verdict when told to: the oldest outstanding one, or the newest."""
+
+    def __init__(self, newest):
+        super().__init__()
+        self.newest, self.waiting, self.most = newest, [], 0
+
+    def submit(self, problem, response, raw=True):
+        verdict, future = super().submit(problem, response).result(), Future()
+        self.waiting.append((future, verdict))
+        self.most = max(self.most, len(self.waiting))
+        return future
+
+    def give(self):
+        future, verdict = self.waiting.pop(-1 if self.newest else 0)
+        future.set_result(verdict)
+
+
+@pytest.mark.parametrize("newest", [False, True])
+def test_a_free_evaluation_keeps_its_window_full_and_writes_what_is_finished(chat, plan, tmp_path, monkeypatch, newest):
+    monkeypatch.setitem(rl.rollout.AT_ONCE, "free", 4)
+    path, judge, sizes = tmp_path / "t.jsonl", Slow(newest), []
+
+    def wait(verdicts, return_when):
+        judge.give()
+        sizes.append(len(list(read_trajectories(path))) if path.is_file() else 0)
+
+    monkeypatch.setattr(rl.rollout.futures, "wait", wait)
+    done = evaluate_problems(Engine(chat), judge, chat, PROBLEMS, plan(schedule="free"), path)
+    assert judge.most == 4 and judge.count == 5 * 3 * 2
+    assert [(t.problem_id, t.sample_index) for t in done] == [(p.id, i) for p in PROBLEMS for i in range(3)]
+    assert list(read_trajectories(path)) == done and all(len(t.turns) == 2 for t in done)
+    # The oldest verdict first: all but the window is on disk at any time. The newest first: the oldest sample holds up
+    # the others, but what is begun goes before what is new.
+    assert sizes == sorted(sizes) and len(set(sizes)) >= (6 if not newest else 2)
+
+
+def test_a_killed_free_evaluation_ends_in_the_same_bytes(chat, plan, tmp_path, monkeypatch):
+    monkeypatch.setitem(rl.rollout.AT_ONCE, "free", 4)
+
+    def evaluate(path):
+        judge = Judge()
+        return evaluate_problems(Engine(chat), judge, chat, PROBLEMS, plan(schedule="free"), path), judge.count
+
+    whole, count = evaluate(tmp_path / "whole.jsonl")
+    assert count == 5 * 3 * 2
+    data = (tmp_path / "whole.jsonl").read_bytes()
+    lines = data.splitlines(keepends=True)
+    for kept in (0, 3, 4, 14):
+        path = tmp_path / f"cut{kept}.jsonl"
+        path.write_bytes(b"".join(lines[:kept]) + lines[kept][:40])
+        found, count = evaluate(path)
+        assert found == whole and path.read_bytes() == data and count == 2 * (15 - kept)
+    assert evaluate(path) == (whole, 0)
