@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 from env.pool import visible_gpus
+from rl import model_shapes
 from rl.config import Config, ConfigError
 from rl.engines.base import EngineError
 from rl.engines.vllm import installed
@@ -69,6 +70,14 @@ def model_faults(path: Path, context: int) -> list[str]:
         found.append(f"{start} is no causal language model, but {', '.join(kinds) or 'of no stated kind'}")
     if damage := weight_damage(path):
         found.append(f"{start}: {damage}; get the folder anew")
+    elif not found:
+        try:
+            apart = model_shapes.faults(path)
+        except ValueError as error:
+            return [f"{start}: {error}; get the folder anew"]
+        if apart:
+            apart = "; ".join(apart)
+            found.append(f"{start}: config.json and weights don't belong together: {apart}. Get the folder anew")
     if isinstance(longest, int) and context > longest:
         found.append(
             f"model.context = {context}, but {path} was made for {longest} positions; set it to {longest} or less"
@@ -94,21 +103,12 @@ def weight_damage(path: Path) -> str:
 
 
 def _safetensors_damage(file: Path) -> str:
-    """Whether the header is one and the file as long as it says: 8 bytes of length, JSON, then the tensors."""
+    """Whether the header is one, and the file as long as it says."""
+    try:
+        whole, _ = model_shapes.header(file)
+    except ValueError as error:
+        return str(error)
     size = file.stat().st_size
-    with open(file, "rb") as opened:
-        start = opened.read(8)
-        if start == b"version ":
-            return f"{file.name} is a Git LFS pointer, not the weights (git lfs pull fetches them)"
-        length = int.from_bytes(start, "little")
-        if len(start) < 8 or not 2 <= length <= size - 8:
-            return f"{file.name} is cut or no safetensors file ({size} bytes)"
-        try:
-            tensors = json.loads(opened.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            return f"{file.name} has a damaged header ({type(error).__name__})"
-    whole = 8 + length + max(ends, default=0)
     return f"{file.name} has {size} bytes instead of {whole}" if size != whole else ""
 
 
@@ -119,7 +119,7 @@ def _tokenizer_faults(path: Path, vocabulary: int | None) -> list[str]:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except Exception as error:  # of any kind: files of the folder are read by code of the model's own
         reason = str(error).partition("\n")[0]
         return [f"model.path {str(path)!r} has no tokenizer that loads ({reason}); add the files of the model's own"]
     if isinstance(vocabulary, int) and len(tokenizer) > vocabulary:

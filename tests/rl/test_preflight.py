@@ -98,6 +98,59 @@ def test_a_folder_that_can_not_be_trained_is_refused_by_name(model, damage, word
     assert str(model) in faults
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"hidden_size": 24},
+            r"model.embed_tokens.weight is \[\d+, 16\] in the weights and \[\d+, 24\] by config.json",
+        ),
+        ({"vocab_size": 5000}, r"model.embed_tokens.weight is \[\d+, 16\] in the weights and \[5000, 16\] by config"),
+        (
+            {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3},
+            "config.json says 3 layers, the weights have 1",
+        ),
+        ({"intermediate_size": 20}, r"mlp.down_proj.weight is \[16, 16\] in the weights and \[16, 20\]"),
+        ({"num_attention_heads": 4}, r"self_attn.o_proj.weight is \[16, 16\] in the weights and \[16, 32\]"),
+        ({"num_key_value_heads": 2}, r"self_attn.k_proj.weight is \[8, 16\] in the weights and \[16, 16\]"),
+        ({"tie_word_embeddings": False}, r"lm_head.weight is missing \(1 of \d+ tensors\)"),
+        (
+            {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]},
+            "none of its tensors belongs to the model",
+        ),
+        ({"num_hidden_layers": 5}, "describes no model that can be built"),  # and layer_types says 1
+        ({"hidden_size": "16"}, "describes no model that can be built"),
+        ({"hidden_size": None}, "describes no model that can be built"),
+        ({"num_attention_heads": 0}, "describes no model that can be built|in the weights and"),
+        ({"model_type": "nothing known"}, "describes no model that can be built"),
+    ],
+)
+def test_a_configuration_of_other_sizes_than_the_weights_is_refused(model, changes, words):
+    edit(model / "config.json", **changes)
+    faults = "\n".join(preflight.model_faults(model, 100))
+    assert re.search(words, faults) and str(model) in faults, faults
+
+
+def test_shards_and_weights_of_the_inner_model_alone_are_compared_too(model):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(model / "model.safetensors")
+    inner = {name.removeprefix("model."): weight for name, weight in weights.items()}
+    save_file(inner, model / "model.safetensors", metadata={"format": "pt"})
+    assert preflight.model_faults(model, 200) == []
+    parts = [dict(list(weights.items())[:3]), dict(list(weights.items())[3:])]
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    (model / "model.safetensors").unlink()
+    for name, part in zip(names, parts):
+        save_file(part, model / name, metadata={"format": "pt"})
+    weight_map = {tensor: name for name, part in zip(names, parts) for tensor in part}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    save_file({"another.layout": weights["model.norm.weight"]}, model / "consolidated.safetensors")
+    assert preflight.model_faults(model, 200) == []
+    edit(model / "config.json", hidden_size=32)
+    assert "and 8 more tensors" in "\n".join(preflight.model_faults(model, 200))
+
+
 def test_prepare_says_it_before_a_gpu_is_touched(model, tmp_path):
     without_weights(model)
     config = load_recipe("mini-cpu", [f"model.path={model}", "prompts.templates=nowhere"])
