@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rl.config import Config
+from rl.config import Config, ConfigError
 from rl.logprobs import CHUNK_LOGITS
 
 GIB = 2**30
@@ -57,24 +57,38 @@ class Shape:
 
 
 def shape_of(config: Config) -> Shape:
-    """The policy's sizes: those of the folder `model.path`, or, where it isn't there (yet), of the settings."""
+    """The policy's sizes: those of the folder `model.path`, or, where it isn't there (yet), of the settings. Raises
+    ConfigError for a folder whose config.json doesn't say them."""
     own = config.model
     path = Path(own.path) / "config.json"
     if not own.path or not path.is_file():
         head = own.width // own.heads
         return Shape(own.layers, own.width, own.mlp, own.heads, own.kv_heads, head, own.vocab_size, not own.path)
-    data = json.loads(path.read_text(encoding="utf-8"))
-    width, heads = data["hidden_size"], data["num_attention_heads"]
-    return Shape(
-        layers=data["num_hidden_layers"],
-        width=width,
-        mlp=data["intermediate_size"],
-        heads=heads,
-        kv_heads=data.get("num_key_value_heads") or heads,
-        head_dim=data.get("head_dim") or width // heads,
-        vocabulary=data["vocab_size"],
-        tied=bool(data.get("tie_word_embeddings")),
-    )
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        width, heads = _size(data, "hidden_size"), _size(data, "num_attention_heads")
+        return Shape(
+            layers=_size(data, "num_hidden_layers"),
+            width=width,
+            mlp=_size(data, "intermediate_size"),
+            heads=heads,
+            kv_heads=_size(data, "num_key_value_heads", heads),
+            head_dim=_size(data, "head_dim", width // heads),
+            vocabulary=_size(data, "vocab_size"),
+            tied=bool(data.get("tie_word_embeddings")),
+        )
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path} gives no sizes of a model ({error}): get the folder anew") from error
+
+
+def _size(data: dict, key: str, default: int | None = None) -> int:
+    """A size in a model's config.json: a whole number from 1; `default`, where there is one, if it isn't given."""
+    value = data.get(key)
+    if value is None and default is not None:
+        value = default
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key} is {value!r}")
+    return value
 
 
 @dataclass(frozen=True)

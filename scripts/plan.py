@@ -126,10 +126,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         config = load_recipe(options.recipe, options.overrides)
+        lines = describe(config, machine.gpus(visible_gpus()) if config.device == "cuda" else [])
     except ConfigError as error:
         print(f"plan: {error}", file=sys.stderr)
         return 2
-    print(*describe(config, machine.gpus(visible_gpus()) if config.device == "cuda" else []), sep="\n")
+    print(*lines, sep="\n")
     return 0
 
 

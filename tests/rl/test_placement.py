@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
 import pytest
 
 from rl import placement
-from rl.config import load_recipe
+from rl.config import ConfigError, load_recipe
 from rl.placement import BOXES, GIB, Box, Lengths, Shape
+from scripts import plan
 
 pytestmark = pytest.mark.budget(20)
 
@@ -121,3 +123,40 @@ def test_turns_end_where_the_context_does(config):
     short, long = (placement.seconds(config, shape, H200, Lengths(answer)) for answer in (512, 8192))
     judged = 256 / 8 / (4.5 * config.env.lanes / 24)
     assert short["judging"] == pytest.approx(3 * judged) and long["judging"] == pytest.approx(judged)
+
+
+SIZES = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "vocab_size": 300,
+}
+
+
+def test_sizes_of_a_folder_are_read_and_defaults_are_those_of_the_field(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | {"head_dim": None}))
+    shape = placement.shape_of(load_recipe("drkernel-8b", [f"model.path={tmp_path}"]))
+    assert shape == Shape(2, 64, 96, 4, 4, 16, 300, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "Expecting"),
+        ("[]", "'list' object"),
+        (b"\xff", "codec"),
+        ("{}", "hidden_size is None"),
+        (json.dumps(SIZES | {"hidden_size": "64"}), "hidden_size is '64'"),
+        (json.dumps(SIZES | {"num_attention_heads": 0}), "num_attention_heads is 0"),
+        (json.dumps(SIZES | {"vocab_size": True}), "vocab_size is True"),
+        (json.dumps(SIZES | {"head_dim": -1}), "head_dim is -1"),
+    ],
+)
+def test_a_folder_that_gives_no_sizes_is_told_by_file(tmp_path, capsys, content, words):
+    path = tmp_path / "config.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=rf"{path} gives no sizes of a model .*{words}"):
+        placement.shape_of(load_recipe("drkernel-8b", [f"model.path={tmp_path}"]))
+    assert plan.main(["drkernel-8b", "--set", f"model.path={tmp_path}"]) == 2
+    assert words in capsys.readouterr().err
