@@ -17,7 +17,8 @@ from rl.settings import ConfigError, Where, nearest, override, ranged, section
 
 RECIPES = Path(__file__).parent / "recipes"
 
-# Temperatures beyond these are greedy or uniform in fp32: log-probs of either carry nothing to learn from.
+# Temperatures beyond these are greedy or uniform in fp32: log-probs of either carry nothing to learn from. Engines take
+# no others either (rl/engines/base.py, Sampling).
 COLDEST, HOTTEST = 1e-3, 100.0
 
 
@@ -392,6 +393,7 @@ def _check(config: Config, where: Where) -> None:
             raise ConfigError(f"{where(*keys)}: {' and '.join(keys)}: {message}")
 
     problems, model, rollout, train = config.problems, config.model, config.rollout, config.train
+    engine, rejection = config.engine, config.rejection
     folder = problems.source == "folder"
     total_share = sum(asdict(config.collect.shares).values())
     require(
@@ -476,4 +478,17 @@ def _check(config: Config, where: Where) -> None:
         ["rejection.baseline", "rejection.mrs", "rejection.prs", "rejection.token_veto"],
         "nothing is rejected, so nothing can be dropped from the baseline",
     )
+    require(
+        rejection.mrs == "off" or rejection.mrs_low < rejection.mrs_high,
+        ["rejection.mrs_low", "rejection.mrs_high"],
+        f"both are {rejection.mrs_low:g}: every answer whose log-probs differ in the last bit would be rejected; leave "
+        "room between them, or set rejection.mrs = off",
+    )
+    for key in ("memory_share", "kv_cache_gib", "seeded", "eager"):
+        value = getattr(engine, key)
+        require(
+            engine.name == "vllm" or value == getattr(Engine, key),
+            [f"engine.{key}", "engine.name"],
+            f"{value} is for vllm alone, and engine.name = {engine.name} reads it nowhere; leave it out, or use vllm",
+        )
     require(abs(total_share - 1) < 1e-6, ["collect.shares"], f"must add up to 1, they add up to {total_share:g}")

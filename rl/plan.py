@@ -11,6 +11,7 @@ When a sample takes its next turn is the plan's `schedule`:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +48,25 @@ def schedule_of(config: Config) -> Literal["turns", "phases", "free"]:
     if config.device == "cpu":
         return "turns"
     return "free" if config.env.placement == "apart" else "phases"
+
+
+def least_answer(config: Config) -> int:
+    """Tokens that must fit into the context behind a prompt for a turn to begin."""
+    return min(config.rollout.min_new_tokens or config.rollout.max_new_tokens, config.rollout.max_new_tokens)
+
+
+def short_context(prompts: Sequence[int], config: Config) -> str | None:
+    """What is wrong with `model.context`, where it has no room for any of these first prompts (their tokens) and an
+    answer; None where it has for one at least."""
+    shortest, needed = min(prompts), least_answer(config)
+    if shortest + needed <= config.model.context:
+        return None
+    key = "rollout.min_new_tokens" if config.rollout.min_new_tokens else "rollout.max_new_tokens"
+    return (
+        f"model.context = {config.model.context} is too small: the shortest first prompt has {shortest} tokens, and a "
+        f"turn begins only where {needed} more fit ({key}), so nothing would ever be asked; set it to "
+        f"{shortest + needed} at least, or ask for shorter answers"
+    )
 
 
 def training_plan(config: Config, chat: Chat, step: int, policy_version: int, vocabulary: int = 0) -> Plan:

@@ -10,29 +10,71 @@ import json
 from pathlib import Path
 
 from env.pool import visible_gpus
+from env.records import Problem
 from rl import model_shapes
 from rl.config import Config, ConfigError
 from rl.engines.base import EngineError
 from rl.engines.vllm import installed
+from rl.plan import short_context
 from rl.rollout import policy_gpus
 from rl.wording import Wording
+
+# About as short as a problem can be: what leaves no room for this one leaves none for any.
+SHORTEST = Problem(
+    "shortest",
+    "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
+    "def get_inputs():\n    return [torch.rand(1)]\ndef get_init_inputs():\n    return []\n",
+)
 
 
 def faults(config: Config) -> list[str]:
     """Everything that stands in a run's way, one message each, with the key and what to do."""
-    found = []
+    found, wording = [], None
     try:
-        Wording.load(config.prompts)
+        wording = Wording.load(config.prompts)
     except ConfigError as error:
         found.append(str(error))
-    if config.model.path:
-        found += model_faults(Path(config.model.path), config.model.context)
+    of_model = model_faults(Path(config.model.path), config.model.context) if config.model.path else []
+    if wording and not of_model and (short := short_context([_shortest_prompt(config, wording)], config)):
+        found.append(short)
+    found += of_model
     if config.engine.name == "vllm":
         try:
             installed()
         except EngineError as error:
             found.append(str(error))
     return found + placement_faults(config, visible_gpus() if config.device == "cuda" else [])
+
+
+def doubts(config: Config) -> list[str]:
+    """What a run can do and nobody is likely to want: said at the start, not refused, since a short trial of a recipe
+    looks like this too."""
+    said, steps = [], config.train.steps
+    if config.optim.warmup_steps > steps:
+        said.append(
+            f"optim.warmup_steps = {config.optim.warmup_steps} is more than train.steps = {steps}: the learning rate "
+            f"ends at {steps / config.optim.warmup_steps:.0%} of optim.lr"
+        )
+    if config.eval.every > steps:
+        said.append(
+            f"eval.every = {config.eval.every} is more than train.steps = {steps}: training is evaluated before its "
+            "first step and never again (eval.every=0: not at all)"
+        )
+    return said
+
+
+def _shortest_prompt(config: Config, wording: Wording) -> int:
+    """Tokens of the shortest first prompt: in the model's own tokens, or, where the tokenizer is yet to be built, what
+    it takes at least: a token a line, and the markers of its roles."""
+    message = wording.first_message(SHORTEST)
+    if not config.model.path:
+        return sum(bool(line.strip()) for line in message.splitlines()) + 3
+    from transformers import AutoTokenizer
+
+    from rl.prompts import Chat
+
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path, local_files_only=True)
+    return len(Chat(tokenizer).first_prompt(message))
 
 
 def placement_faults(config: Config, gpus: list[str]) -> list[str]:

@@ -36,12 +36,13 @@ from rl.idle import Idle
 from rl.learner import Learner
 from rl.loss import kl_k3
 from rl.metrics import DamagedFile, MetricsWriter, evaluation_metrics, gpu_memory, rollout_metrics
-from rl.plan import evaluation_plan, training_plan
+from rl.plan import evaluation_plan, least_answer, short_context, training_plan
 from rl.prompts import Chat
 from rl.records import Trajectory
 from rl.rejection import importance_metrics, importance_weights, mismatch_masks, mismatch_metrics, prs_rejects
 from rl.rewards import TrainingPaused, refuse_broken_step, returns_to_go
 from rl.rollout import Judge, evaluate_problems, make_pool, rollout, write_trajectories
+from rl.wording import Wording
 
 
 def pick_problems(problems: Sequence[Problem], count: int, seed: int, step: int) -> list[Problem]:
@@ -56,6 +57,22 @@ def pick_problems(problems: Sequence[Problem], count: int, seed: int, step: int)
     order = list(range(len(problems)))
     seeding.rng(seed, "problems", epoch).shuffle(order)
     return [problems[i] for i in order[batch * count : (batch + 1) * count]]
+
+
+def refuse_short_context(chat: Chat, problems: Sequence[Problem], config: Config) -> None:
+    """Raise TrainingPaused where the context has room for no problem's first prompt and an answer; where it has for
+    some, say for how many it has not."""
+    wording = Wording.load(config.prompts)
+    lengths = [len(chat.first_prompt(wording.first_message(problem))) for problem in problems]
+    if fault := short_context(lengths, config):
+        raise TrainingPaused(fault)
+    left_out = sum(length + least_answer(config) > config.model.context for length in lengths)
+    if left_out and distributed.first():
+        print(
+            f"RL: {left_out} of {len(problems)} problems are never asked: their first prompts and an answer are longer "
+            f"than model.context = {config.model.context}",
+            flush=True,
+        )
 
 
 def set_advantages(trajectories: Sequence[Trajectory], config: Config) -> None:
@@ -245,6 +262,7 @@ def _stage(run: Path, folder: Path, config: Config) -> None:
 
     model, tokenizer = modeling.load(run / "sft" / "model", config.device)
     chat = Chat(tokenizer)
+    refuse_short_context(chat, problems, config)
     learner = Learner(model, config)
     done, idle = resume(learner, folder, config)
     steps, every, first = config.train.steps, config.train.checkpoint_every, distributed.first()

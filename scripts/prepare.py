@@ -276,6 +276,8 @@ def main(arguments: list[str] | None = None) -> int:
         faults = check(config, options.run)
         if faults:
             raise PrepareError("\n".join(faults))
+        for doubt in preflight.doubts(config):
+            print(f"prepare: note: {doubt}", file=sys.stderr)
         if options.dry_run:
             make_problems(config)
             print("Checks: recipe, folders, problems, device and disk space are fine.")

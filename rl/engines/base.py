@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rl.config import COLDEST, HOTTEST
 from rl.records import FINISH_REASONS
 
 NAMED = 5  # requests that a message lists
@@ -42,8 +43,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens = {self.max_new_tokens}; it must be at least 1")
-        if not 1e-4 <= self.temperature <= 1e3:  # fp32 logits divided by anything less, or more, are no distribution
-            raise ValueError(f"temperature = {self.temperature}; it must be 0.0001 to 1000 (nearly greedy: 0.001)")
+        if not COLDEST <= self.temperature <= HOTTEST:
+            raise ValueError(f"temperature = {self.temperature}; it must be {COLDEST:g} (nearly greedy) to {HOTTEST:g}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p = {self.top_p}; it must be above 0 and at most 1")
 

@@ -1,11 +1,13 @@
 """Recipes: loading, overriding, and the refusal of settings that can't be meant."""
 
+import contextlib
 import json
 
 import pytest
 
 from rl import seeding
-from rl.config import RECIPES, Config, ConfigError, load_recipe, load_run
+from rl.config import COLDEST, HOTTEST, RECIPES, Config, ConfigError, load_recipe, load_run
+from rl.engines.base import Sampling
 
 pytestmark = pytest.mark.budget(5)
 
@@ -106,6 +108,10 @@ def test_defaults_are_the_papers_figures():
         ("collect.teacher=server", ["server.url", "server.model", "http://host:port/v1"]),
         ('server.url="localhost:8000"', ["server.url", "no http:// or https:// address"]),
         ("prompts.feedback_lines=1", ["prompts.feedback_lines", ">= 3"]),
+        ("engine.seeded=false", ["engine.seeded and engine.name", "False is for vllm alone", "hf reads it nowhere"]),
+        ("engine.eager=true", ["engine.eager", "for vllm alone"]),
+        ("engine.kv_cache_gib=2.0", ["engine.kv_cache_gib", "for vllm alone"]),
+        ("engine.memory_share=0.8", ["engine.memory_share", "for vllm alone"]),
         ("eval.every=-1", ["eval.every", ">= 0"]),
     ],
 )
@@ -147,6 +153,34 @@ def test_dropping_from_the_baseline_needs_something_that_rejects():
     with pytest.raises(ConfigError, match="nothing is rejected"):
         load_recipe("mini-cpu", [*off, "rejection.baseline=drop"])
     assert load_recipe("mini-cpu", [*off[:2], "rejection.baseline=drop"]).rejection.baseline == "drop"
+
+
+def test_mrs_needs_room_between_its_limits():
+    both = ["rejection.mrs_low=1.0", "rejection.mrs_high=1.0"]
+    for kind in ("sample", "trajectory"):
+        with pytest.raises(
+            ConfigError, match=r"mrs_low and rejection\.mrs_high: both are 1: .*set rejection\.mrs = off"
+        ):
+            load_recipe("mini-cpu", [*both, f"rejection.mrs={kind}"])
+    assert load_recipe("mini-cpu", [*both, "rejection.mrs=off"]).rejection.mrs_low == 1
+    assert load_recipe("mini-cpu", both[:1]).rejection.mrs_high > 1
+
+
+def test_what_only_vllm_reads_may_be_set_with_vllm():
+    keys = ["engine.seeded=false", "engine.eager=true", "engine.kv_cache_gib=2.0", "engine.memory_share=0.8"]
+    assert load_recipe("drkernel-8b", keys).engine.eager
+
+
+@pytest.mark.parametrize("temperature", [COLDEST, HOTTEST, COLDEST * 0.99, HOTTEST * 1.01])
+def test_engines_and_settings_take_the_same_temperatures(temperature):
+    inside = COLDEST <= temperature <= HOTTEST
+    for take in (
+        lambda: load_recipe("mini-cpu", [f"eval.temperature={temperature}"]),
+        lambda: load_recipe("mini-cpu", [f"rollout.temperature={temperature}"]),
+        lambda: Sampling(8, temperature),
+    ):
+        with contextlib.nullcontext() if inside else pytest.raises(ValueError, match="temperature"):
+            take()
 
 
 def test_refusals_of_files_name_the_file(tmp_path):

@@ -159,6 +159,41 @@ def test_prepare_says_it_before_a_gpu_is_touched(model, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_context_without_room_for_any_prompt_is_refused(model):
+    settings = ["rollout.max_new_tokens=96", "model.context=100"]
+    (fault,) = preflight.faults(load_recipe("mini-cpu", settings))
+    assert "model.context = 100 is too small" in fault and "96 more fit (rollout.max_new_tokens)" in fault
+    least = int(re.search(r"set it to (\d+) at least", fault)[1])
+    assert preflight.faults(load_recipe("mini-cpu", [*settings[:1], f"model.context={least}"])) == []
+    assert len(preflight.faults(load_recipe("mini-cpu", [*settings[:1], f"model.context={least - 1}"]))) == 1
+    # Where the model is there, its own tokens are counted: more than a token a line.
+    (fault,) = preflight.faults(
+        load_recipe("mini-cpu", [*settings[:1], f"model.context={least}", f"model.path={model}"])
+    )
+    assert int(re.search(r"prompt has (\d+) tokens", fault)[1]) > least - 96
+    tiny = ["rollout.max_new_tokens=2", "rollout.min_new_tokens=1", "model.context=4"]
+    (fault,) = preflight.faults(load_recipe("mini-cpu", tiny))
+    assert "1 more fit (rollout.min_new_tokens)" in fault
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], []),
+        (["train.steps=2"], []),
+        (["train.steps=1"], ["optim.warmup_steps = 2 is more than train.steps = 1: the learning rate ends at 50%"]),
+        (["eval.every=40"], ["eval.every = 40 is more than train.steps = 32", "eval.every=0: not at all"]),
+        (["eval.every=32"], []),
+    ],
+)
+def test_what_nobody_is_likely_to_want_is_said(capsys, tmp_path, overrides, words):
+    small = ["problems.train=8", "problems.heldout=4", *overrides]
+    arguments = [f"--set={pair}" for pair in small]
+    assert prepare.main(["--recipe", "mini-cpu", "--run", str(tmp_path / "run"), *arguments]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("prepare: note: ") == bool(words) and all(word in said for word in words)
+
+
 @pytest.mark.parametrize(
     ("overrides", "gpus", "world", "words"),
     [

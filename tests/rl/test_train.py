@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,17 @@ sys.path.append(str(Path(__file__).parent))
 
 from small_run import PROBLEMS, Judge, durable, in_child, prepare
 
-from rl import checkpoint, train
+from env.records import Problem
+from rl import checkpoint, modeling, train
 from rl.config import ConfigError, load_recipe
+from rl.prompts import Chat
 from rl.records import Trajectory, Turn, read_trajectories
+from rl.rewards import TrainingPaused
+from rl.wording import Wording
 
 pytestmark = pytest.mark.budget(60)
+
+LONG = Problem("long", "class Model:\n" + "    n = 1 + 1\n" * 40)
 
 
 def test_a_run_that_is_killed_again_and_again_ends_in_the_same_bytes(tmp_path):
@@ -107,3 +114,27 @@ def test_a_run_goes_on_with_more_steps_and_says_where_fewer_are_asked_for(tmp_pa
     (run / "rl" / "model" / "config.json").unlink()
     with pytest.raises(checkpoint.CheckpointError, match="DONE is there, but"):
         train.main(run)
+
+
+def test_a_context_without_room_is_told_before_anything_is_sampled(tmp_path, capsys):
+    run = tmp_path / "run"
+    config = prepare(run)
+    chat = Chat(modeling.load(run / "sft" / "model", "cpu")[1])
+    wording = Wording.load(config.prompts)
+    lengths = {p.id: len(chat.first_prompt(wording.first_message(p))) for p in [*PROBLEMS, LONG]}
+    least = max(length for name, length in lengths.items() if name != LONG.id) + config.rollout.max_new_tokens
+    assert lengths[LONG.id] + config.rollout.max_new_tokens > least
+
+    def with_context(tokens):
+        return replace(config, model=replace(config.model, context=tokens))
+
+    train.refuse_short_context(chat, [*PROBLEMS, LONG], with_context(least))
+    assert "RL: 1 of 7 problems are never asked" in capsys.readouterr().out
+    train.refuse_short_context(chat, PROBLEMS, with_context(least))
+    assert capsys.readouterr().out == ""
+    with pytest.raises(TrainingPaused, match=rf"the shortest first prompt has {lengths['long']} tokens"):
+        train.refuse_short_context(chat, [LONG], with_context(least))
+    (run / "config.json").write_text(json.dumps(with_context(12).to_json()))
+    with pytest.raises(TrainingPaused, match=r"model\.context = 12 is too small.*nothing would ever be asked"):
+        train.main(run)
+    assert not list((run / "rl").glob("*.jsonl"))
