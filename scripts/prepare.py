@@ -24,8 +24,9 @@ from env.files import write_atomic
 from env.pool import visible_gpus
 from env.problems import ProblemError, load_folder, write_jsonl
 from env.records import Problem
-from rl import preflight
+from rl import disk, preflight
 from rl.config import Config, ConfigError, load_recipe
+from rl.rollout import policy_gpus
 from rl.settings import differing
 from scripts import machine, plan
 
@@ -35,6 +36,7 @@ RESUMABLE = (
     "train.steps", "train.checkpoint_every", "train.keep_checkpoints", "train.max_skipped", "train.micro_batch_tokens",
     "env.slots",
 )  # fmt: skip
+LARGEST_LOG = 64 * 2**20  # a file of trajectories or figures, roughly
 ROOM_BYTES = 512 * 2**20  # trajectories, figures and TensorBoard files, roughly
 
 
@@ -95,13 +97,16 @@ def versions(device: str) -> dict[str, str]:
 
 def bytes_needed(config: Config) -> int:
     """Rough disk need: fp32 weights, two Adam moments and a safety copy, for every checkpoint that is kept."""
+    return weight_bytes(config) * 3 * (config.train.keep_checkpoints + 2) + ROOM_BYTES
+
+
+def weight_bytes(config: Config) -> int:
+    """Bytes of the policy's weights in fp32, roughly."""
     model = config.model
     if model.path:
-        weights = sum(file.stat().st_size for file in Path(model.path).glob("*.safetensors")) * 2  # bf16 -> fp32
-    else:
-        layer = model.width * (4 * model.width + 3 * model.mlp)
-        weights = 4 * (model.layers * layer + model.vocab_size * model.width)
-    return weights * 3 * (config.train.keep_checkpoints + 2) + ROOM_BYTES
+        return sum(file.stat().st_size for file in Path(model.path).glob("*.safetensors")) * 2  # bf16 -> fp32
+    layer = model.width * (4 * model.width + 3 * model.mlp)
+    return 4 * (model.layers * layer + model.vocab_size * model.width)
 
 
 def check(config: Config, run: Path) -> list[str]:
@@ -125,6 +130,15 @@ def check(config: Config, run: Path) -> list[str]:
             f"{existing} has {free / 2**30:.1f} GiB free and the run needs about {needed / 2**30:.1f}; make room, or "
             "set train.keep_checkpoints lower"
         )
+    weights, limit = weight_bytes(config), disk.file_limit()
+    largest = (
+        max(weights, 3 * weights // policy_gpus()) + LARGEST_LOG
+    )  # an exported model, a rank's part of a checkpoint
+    if limit is not None and limit < largest:
+        faults.append(
+            f"no file may have more than {limit / 2**20:,.1f} MiB here, and the run writes some of about "
+            f"{largest / 2**20:,.0f}: raise that limit (ulimit -f unlimited)"
+        )
     return faults
 
 
@@ -132,7 +146,7 @@ def settings_faults(config: Config, run: Path) -> list[str]:
     """What keeps these settings from going on in a run folder that has some already."""
     path = run / "config.json"
     if not path.is_file():
-        return []
+        return lost_settings(run)
     try:
         old = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -149,6 +163,19 @@ def settings_faults(config: Config, run: Path) -> list[str]:
     return [
         f"{run} belongs to a run with other settings:\n    {lines}\n  Choose another folder (--run NAME), or give the "
         f"settings that the run was started with{more}"
+    ]
+
+
+def lost_settings(run: Path) -> list[str]:
+    """What a run folder without config.json says of an earlier run. Problems, trajectories and an SFT model may be
+    brought from elsewhere; the rest only a run of its own writes."""
+    written = [name for name in ("versions.json", "rl", "eval") if (run / name).exists()]
+    if not written:
+        return []
+    return [
+        f"{run} has no config.json, but {' and '.join(written)} of an earlier run, whose results would be mixed with "
+        "those of other settings. Put its config.json back (a checkpoint's plain.pt holds the settings, under 'config'), "
+        f"remove {run}, or choose another folder: --run NAME"
     ]
 
 
@@ -283,7 +310,7 @@ def main(arguments: list[str] | None = None) -> int:
             print("Checks: recipe, folders, problems, device and disk space are fine.")
         else:
             prepare(config, options.run)
-    except (ConfigError, PrepareError, ProblemError) as error:
+    except (ConfigError, OSError, PrepareError, ProblemError) as error:
         print(f"prepare: {error}", file=sys.stderr)
         return 2
     return 0

@@ -10,7 +10,7 @@
 #
 # RECIPE: a name in rl/recipes/ or a .toml file. --set a.b=c: overrides one setting (repeatable). --run NAME: the folder
 # runs/NAME (or a path, if it has a slash). Ctrl-C stops everything; the same command goes on where it stopped: a stage
-# is skipped once its DONE file exists, and a stage that was cut short resumes.
+# that is complete says so and ends at once, and a stage that was cut short resumes.
 # PYTHON=/path/to/python uses that interpreter as it is (scripts/setup.sh).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -118,20 +118,24 @@ if [[ -z "$dry" ]]; then
     flock -n 8 || fail "$run is in use by another run; wait for it, stop it, or give this one its own folder: --run NAME"
 fi
 
-# stage TITLE DONE_FILE ARGUMENTS...: runs `python ARGUMENTS` unless DONE_FILE (may be empty: always run) exists.
+# stage TITLE DONE_FILE ARGUMENTS...: runs `python ARGUMENTS`. Whether a stage with a DONE_FILE (may be empty) is complete
+# is for the program to say, which also sees whether its results are there; then its time is not noted again.
 stage() {
-    local title="$1" done_file="$2" started=$SECONDS status=0
+    local title="$1" done_file="$2" started=$SECONDS status=0 noted=""
     shift 2
-    if [[ -n "$done_file" && -e "$run/$done_file" ]]; then echo "== $title: done already"; return; fi
+    if [[ -n "$done_file" && -e "$run/$done_file" ]]; then noted=1; fi
     echo "== $title: python $*"
     if [[ -n "$dry" ]]; then return; fi
     guarded "$PYTHON" "$@" || status=$?
     if ((status != 0)); then
         # Refused before it began: leave no empty folder behind.
-        if [[ ! -e "$run/config.json" ]]; then rm -f "$run/.lock" "$run/stages.jsonl"; rmdir "$run" || true; fi
+        if [[ -z "$(find "$run" -mindepth 1 -maxdepth 1 ! -name .lock ! -name stages.jsonl -print -quit)" ]]; then
+            rm -rf "$run"
+        fi
         echo "train: '$title' failed (exit $status, above); mend the cause and run the same command again to go on" >&2
         exit "$status"
     fi
+    if [[ -n "$noted" ]]; then return; fi
     printf '{"stage": "%s", "seconds": %d}\n' "$title" $((SECONDS - started)) >>"$run/stages.jsonl"
     echo "== $title: $((SECONDS - started)) s"
 }

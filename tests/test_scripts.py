@@ -80,6 +80,46 @@ def test_a_damaged_config_missing_folder_or_full_disk_is_said(tmp_path, monkeypa
         assert part in text
 
 
+@pytest.mark.parametrize("left", ["versions.json", "rl", "eval"])
+def test_a_folder_that_lost_its_settings_is_refused(tmp_path, config, left):
+    (tmp_path / left).touch()
+    (fault,) = prepare.check(config, tmp_path)
+    assert "no config.json" in fault and left in fault and "Put its config.json back" in fault and "--run NAME" in fault
+
+
+def test_deleted_settings_of_a_prepared_run_are_missed(tmp_path, config, two_lists, capsys):
+    arguments = ["--recipe", "mini-cpu", "--run", str(tmp_path), "--set", "problems.train=5"]
+    arguments += ["--set", "problems.heldout=2"]
+    assert prepare.main(arguments) == 0
+    (tmp_path / "config.json").unlink()
+    assert prepare.main([*arguments, "--set", "optim.lr=0.5"]) == 2
+    assert "no config.json, but versions.json of an earlier run" in capsys.readouterr().err
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_what_is_brought_from_another_run_is_no_run(tmp_path, config):
+    for name in ("problems", "collect", "sft"):
+        (tmp_path / name).mkdir()
+    assert prepare.check(config, tmp_path) == []
+
+
+def test_a_limit_on_files_is_told_before_one_is_cut(tmp_path, config, monkeypatch):
+    for limit, right in ((2**20, False), (70 * 2**20, False), (2**40, True), (None, True)):
+        monkeypatch.setattr(prepare.disk, "file_limit", lambda limit=limit: limit)
+        faults = prepare.check(config, tmp_path)
+        assert (faults == []) == right and ("ulimit -f unlimited" in "".join(faults)) != right
+
+
+def test_a_disk_that_is_full_is_no_traceback(tmp_path, monkeypatch, two_lists, capsys):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert prepare.main(["--recipe", "mini-cpu", "--run", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert "No space left on device" in said and "run/config.json" in said and "MiB are free there" in said
+
+
 def test_a_missing_gpu_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "visible_gpus", list)
     (fault,) = prepare.check(load_recipe("mini-gpu"), tmp_path / "new")
@@ -243,7 +283,7 @@ if args[:1] == ["-c"] or args[:1] == ["-"]:  # set-up's check, the default recip
 run = pathlib.Path(args[args.index("--run") + 1])
 with open({log!r}, "a") as log:
     log.write(" ".join(args) + "\\n")
-if args[1] == "scripts.prepare" and "--dry-run" not in args:
+if args[1] == "scripts.prepare" and "--dry-run" not in args and "FAKE_LOSES" not in os.environ:
     (run / "config.json").write_text("{{}}")
 if args[1] == os.environ.get("FAKE_FAILS"):
     sys.exit(7)
@@ -299,15 +339,29 @@ def train(tmp_path) -> Train:
     return Train(tmp_path)
 
 
-def test_stages_run_in_order_and_finished_ones_are_skipped(train):
+def test_stages_run_in_order_and_finished_ones_are_not_noted_again(train):
     code, output = train()
     assert code == 0, output
     assert train.calls() == STAGES
     code, output = train()
-    assert code == 0 and train.calls() == [*STAGES, "scripts.prepare", "analysis.report"]
-    assert output.count("done already") == 5
+    assert code == 0 and train.calls() == [*STAGES, *STAGES]  # each says for itself that it is complete
     stages = [json.loads(line)["stage"] for line in (train.run / "stages.jsonl").read_text().splitlines()]
     assert stages[0] == "Set-up" and stages.count("RL") == 1
+
+
+def test_a_finished_stage_that_lost_its_result_stops_the_run(train):
+    assert train()[0] == 0
+    code, output = train(FAKE_FAILS="rl.sft")  # as rl.sft does where DONE is there and its model isn't
+    assert code == 7 and "'SFT' failed" in output
+    assert train.calls()[len(STAGES) :] == STAGES[:3]
+
+
+def test_a_run_without_its_settings_keeps_what_it_has(train):
+    assert train()[0] == 0
+    (train.run / "config.json").unlink()
+    before = {path for path in train.run.rglob("*")}
+    assert train(FAKE_FAILS="scripts.prepare", FAKE_LOSES="1")[0] == 7
+    assert {path for path in train.run.rglob("*")} == before
 
 
 def test_a_failing_stage_ends_the_run_with_its_status_and_the_next_run_goes_on_there(train):
@@ -315,7 +369,9 @@ def test_a_failing_stage_ends_the_run_with_its_status_and_the_next_run_goes_on_t
     assert code == 7 and "'SFT' failed" in output
     assert train.calls() == STAGES[:3]
     assert train()[0] == 0
-    assert train.calls()[3:] == ["scripts.prepare", *STAGES[2:]]
+    assert train.calls()[3:] == STAGES
+    stages = [json.loads(line)["stage"] for line in (train.run / "stages.jsonl").read_text().splitlines()]
+    assert stages.count("Cold start") == stages.count("SFT") == 1
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(train):
