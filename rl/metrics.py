@@ -7,6 +7,7 @@ event files in <folder>/tb show both.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ from rl.metric_names import known
 from rl.outcomes import fast_at, is_judged
 from rl.records import Trajectory, Turn
 
+log = logging.getLogger(__name__)
+
+SAID = 5  # steps that a message names
 FAST_THRESHOLDS = (1.0, 1.2)
 
 
@@ -161,10 +165,13 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _cut(path: Path, first_step: int) -> None:
-    """Keep the lines of steps before `first_step`; a last line that a kill cut short goes too. Atomic."""
+    """Keep the lines of steps before `first_step`; a last line that a kill cut short goes too. Atomic. Steps before
+    `first_step` that have no line are said."""
     if not path.exists():
+        if first_step > 1:
+            log.warning("%s is missing: of steps 1 to %d there will be no values", path, first_step - 1)
         return
-    kept = []
+    kept, steps = [], []
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -173,11 +180,26 @@ def _cut(path: Path, first_step: int) -> None:
     for number, line in enumerate(lines, 1):
         try:
             step: Any = json.loads(line)["step"]
-            early = step < first_step
+            if type(step) is not int:
+                raise TypeError(f"its step is {step!r}")
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines) and not line.endswith("\n"):
                 break
             raise DamagedFile(f"{path}:{number} is no line of metrics ({error}); delete the line") from error
-        if early and line.endswith("\n"):
+        if step < first_step and line.endswith("\n"):
             kept.append(line)
+            steps.append(step)
     write_atomic(path, "".join(kept))
+    if gaps := _gaps(steps, first_step):
+        log.warning("%s: %s; restore the file from a copy, or its figures stay as they are", path, gaps)
+
+
+def _gaps(steps: Sequence[int], first_step: int) -> str:
+    """What is wrong with the steps of a file that should have each from 1 to the one before `first_step` once, in order
+    (step 0, an evaluation before training, may be there); "" where nothing is."""
+    missing = sorted(set(range(1, first_step)) - set(steps))
+    if missing:
+        more = f" and {len(missing) - SAID} more" if len(missing) > SAID else ""
+        named = ", ".join(map(str, missing[:SAID])) + more
+        return f"no line of step {named}, though {first_step - 1} were taken"
+    return "" if steps == sorted(set(steps)) else "steps are there twice or out of order"

@@ -174,7 +174,7 @@ def lost_settings(run: Path) -> list[str]:
         return []
     return [
         f"{run} has no config.json, but {' and '.join(written)} of an earlier run, whose results would be mixed with "
-        "those of other settings. Put its config.json back (a checkpoint's plain.pt holds the settings, under 'config'), "
+        "those of other settings. Put its config.json back (plain.pt of a checkpoint holds the settings: 'config'), "
         f"remove {run}, or choose another folder: --run NAME"
     ]
 

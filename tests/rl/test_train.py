@@ -17,6 +17,7 @@ from small_run import PROBLEMS, Judge, durable, in_child, prepare
 from env.records import Problem
 from rl import checkpoint, modeling, train
 from rl.config import ConfigError, load_recipe
+from rl.metrics import MetricsWriter
 from rl.prompts import Chat
 from rl.records import Trajectory, Turn, read_trajectories
 from rl.rewards import TrainingPaused
@@ -138,3 +139,42 @@ def test_a_context_without_room_is_told_before_anything_is_sampled(tmp_path, cap
     with pytest.raises(TrainingPaused, match=r"model\.context = 12 is too small.*nothing would ever be asked"):
         train.main(run)
     assert not list((run / "rl").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda lines: [lines[0], *lines[2:]], "no line of step 2, though 4 were taken"),
+        (lambda lines: lines[:2], "no line of step 3, 4, though 4 were taken"),
+        (lambda lines: [lines[1], lines[0], *lines[2:]], "steps are there twice or out of order"),
+        (lambda lines: [lines[0], *lines], "steps are there twice or out of order"),
+        (lambda lines: lines, ""),
+        (None, "is missing: of steps 1 to 4 there will be no values"),
+    ],
+)
+def test_steps_without_a_line_are_said_at_a_resume(tmp_path, caplog, damage, words):
+    with MetricsWriter(tmp_path) as writer:
+        for step in range(1, 6):
+            writer.write(step, {"reward/mean": 1.0})
+    path = tmp_path / "metrics.jsonl"
+    (tmp_path / "wall.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in range(5)))
+    if damage:
+        path.write_text("".join(damage(path.read_text().splitlines(keepends=True))))
+    else:
+        path.unlink()
+    with MetricsWriter(tmp_path, resume_step=5):
+        pass
+    assert (f"{path}: {words}" if damage and words else words) in caplog.text and bool(words) == bool(caplog.text)
+    assert not path.exists() or [json.loads(line)["step"] for line in path.read_text().splitlines()][-1] <= 4
+
+
+def test_a_disk_too_full_for_tensorboard_is_told_with_its_folder(tmp_path, monkeypatch):
+    def full(self, *arguments):
+        raise OSError(28, "No space left on device")
+
+    with MetricsWriter(tmp_path) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(writer.board), "flush", full)
+            with pytest.raises(OSError, match=r"MiB are free there. Make room.*/tb'"):
+                writer.write(1, {"reward/mean": 1.0})
+        writer.write(2, {"reward/mean": 1.0})
