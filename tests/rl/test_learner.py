@@ -14,7 +14,7 @@ from tiny import config, random_rows, tiny_model, weights_of
 from rl import seeding
 from rl.advantages import advantages
 from rl.batch import Row, rows_of
-from rl.learner import Learner
+from rl.learner import Learner, plain_copy
 from rl.policy import Policy
 from rl.records import Trajectory, Turn
 
@@ -87,6 +87,70 @@ def test_the_gradient_is_the_policy_gradient_over_rows_counted_before_rejection(
     (total / 5 / 10.0).backward()
     expected = torch.cat([p.grad.flatten() for p in model.parameters()])
     assert torch.allclose(got, expected, rtol=0, atol=1e-5 * expected.norm().item())
+
+
+def test_the_loss_and_the_share_that_is_clipped_come_from_the_old_policy_token_by_token():
+    """A second update on the same rows: ratios around 1, some beyond the clip; rows that don't train have no token."""
+    rows = random_rows(7, seed=13)
+    rows[2].masks.append("mrs")
+    rows[4].advantage = 0.0
+    learner = Learner(tiny_model(), config(loss__scale=10.0, train__micro_batch_tokens=30))
+    rng = seeding.rng(0, "moved")
+    moved = [[rng.gauss(0, 0.3) for _ in row.rollout_logprobs] for row in rows]
+    new = learner.logprobs(rows)
+    old = [logprobs - torch.tensor(shifts) for logprobs, shifts in zip(new, moved)]
+    total, clipped, tokens = 0.0, 0, 0
+    for row, shifts in zip(rows, moved):
+        for shift in shifts if row.advantage and not row.masks else []:
+            ratio = math.exp(shift)
+            kept = min(ratio * row.advantage, min(max(ratio, 0.8), 1.28) * row.advantage)
+            total, clipped, tokens = total - kept, clipped + (kept != ratio * row.advantage), tokens + 1
+    assert 0 < clipped < tokens / 2
+    metrics = learner.gradient(rows, old)
+    assert metrics["policy/loss"] == pytest.approx(total / 7 / 10.0, rel=1e-4)
+    assert metrics["policy/clip_share"] == pytest.approx(clipped / tokens)
+
+
+@pytest.mark.parametrize(("most", "clips"), [(0.05, True), (1e6, False)])
+def test_the_gradients_norm_is_clipped_to_the_settings_and_reported_as_it_was(most, clips):
+    learner = Learner(tiny_model(), config(optim__max_grad_norm=most))
+    rows = random_rows(6, seed=14)
+    whole = gradient(learner, rows)
+    stepped, step = [], learner.optimizer.step
+    learner.optimizer.step = lambda: stepped.append(torch.cat([w.grad.flatten() for w in learner.weights])) or step()
+    metrics = learner.update(rows)
+    assert metrics["policy/grad_norm"] == pytest.approx(whole.norm().item(), rel=1e-5) and whole.norm() > 0.1
+    assert stepped[0].norm().item() == pytest.approx(most if clips else whole.norm().item(), rel=1e-4)
+    assert torch.nn.functional.cosine_similarity(stepped[0], whole, 0).item() == pytest.approx(1.0, abs=1e-5)
+    assert all(weight.grad is None for weight in learner.weights)
+
+
+def test_a_forward_pass_holds_as_many_tokens_as_are_allowed_and_every_row_once():
+    learner = Learner(tiny_model(), config(train__micro_batch_tokens=30))
+    rows = random_rows(12, seed=15)
+    packs = list(
+        learner.packs([row.ids for row in rows], [row.target_positions for row in rows], [0, 2, *range(4, 12)])
+    )
+    assert sorted(member for pack in packs for member in pack.members) == [0, 2, *range(4, 12)]
+    assert 1 < len(packs) < 10 and all(pack.input_ids.shape == (1, pack.starts[-1]) for pack in packs)
+    assert all(pack.input_ids.shape[1] <= 30 for pack in packs)
+
+
+def test_a_plain_copy_is_apart_in_the_dtype_asked_for_with_exact_buffers():
+    """The rotary frequencies in bf16 would blur positions."""
+    model = tiny_model()
+    before, buffers = weights_of(model).clone(), [buffer.clone() for buffer in model.buffers()]
+    twin = plain_copy(model, torch.bfloat16)
+    assert {p.dtype for p in twin.parameters()} == {torch.bfloat16} and {p.dtype for p in model.parameters()} == {
+        torch.float32
+    }
+    assert buffers and all(
+        torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(twin.buffers(), buffers, strict=True)
+    )
+    assert torch.equal(weights_of(twin), before.bfloat16())
+    with torch.no_grad():
+        next(twin.parameters()).add_(1.0)
+    assert torch.equal(weights_of(model), before)
 
 
 def test_an_update_moves_weights_reports_and_counts_versions():

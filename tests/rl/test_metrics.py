@@ -3,16 +3,19 @@
 import json
 import math
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from env.files import write_atomic
 from env.records import Verdict
 from eval.metrics import summarise
 from rl import metric_names
-from rl.metrics import DamagedFile, MetricsWriter, evaluation_metrics, rollout_metrics
+from rl.metrics import DamagedFile, MetricsWriter, evaluation_metrics, gpu_memory, rollout_metrics
 from rl.records import Trajectory, Turn, append_trajectories
 
 pytestmark = pytest.mark.budget(20)
@@ -33,6 +36,53 @@ def test_lines_and_tensorboard_hold_the_values(tmp_path):
     events = EventAccumulator(str(tmp_path / "tb")).Reload()
     assert sorted(events.Tags()["scalars"]) == ["reward/mean", "seconds/rollout", "tokens_per_s"]
     assert events.Scalars("reward/mean")[0].value == 1.5
+
+
+def test_what_is_written_is_there_to_be_read_while_the_run_goes_on(tmp_path):
+    """By a TensorBoard beside the run; and no thread of it is left behind."""
+    threads = threading.active_count()
+    folder = tmp_path / "new" / "run"
+    with MetricsWriter(folder) as writer:
+        writer.write(1, {"reward/mean": 1.5})
+        assert lines(folder / "metrics.jsonl") == [{"step": 1, "reward/mean": 1.5}]
+        assert EventAccumulator(str(folder / "tb")).Reload().Scalars("reward/mean")[0].value == 1.5
+        assert threading.active_count() > threads
+    assert threading.active_count() == threads
+
+
+def test_a_run_from_the_beginning_takes_no_line_over(tmp_path):
+    for value in (1.0, 2.0):  # the second time after a kill before the first checkpoint
+        with MetricsWriter(tmp_path) as writer:
+            for step in (0, 1):
+                writer.write(step, {"reward/mean": value + step})
+    assert [line["reward/mean"] for line in lines(tmp_path / "metrics.jsonl")] == [2.0, 3.0]
+
+
+def test_tensorboard_shows_a_step_once_too(tmp_path):
+    """Steps that a kill took back are purged: their place is taken by what was written afterwards."""
+    for steps, resume_step, value in ((range(1, 5), 0, 1.0), (range(3, 6), 3, 2.0)):
+        if resume_step:
+            time.sleep(1.1)  # files are named, and read in the order of, the second in which they are made
+        with MetricsWriter(tmp_path, resume_step) as writer:
+            for step in steps:
+                writer.write(step, {"reward/mean": value})
+    found = EventAccumulator(str(tmp_path / "tb")).Reload().Scalars("reward/mean")
+    assert [(event.step, event.value) for event in found] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
+
+
+def test_gpu_memory_is_in_gib_and_the_peak_since_the_last_call(monkeypatch):
+    peak = [5 * 2**30]
+    for name, function in (
+        ("is_available", lambda: True),
+        ("memory_allocated", lambda: 3 * 2**30),
+        ("max_memory_allocated", lambda: peak[0]),
+        ("reset_peak_memory_stats", lambda: peak.__setitem__(0, 3 * 2**30)),
+    ):
+        monkeypatch.setattr(torch.cuda, name, function)
+    assert gpu_memory() == {"memory/allocated_gib": 3.0, "memory/peak_gib": 5.0}
+    assert gpu_memory() == {"memory/allocated_gib": 3.0, "memory/peak_gib": 3.0}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu_memory() == {}
 
 
 def test_a_resumed_run_writes_the_same_bytes_as_an_unbroken_one(tmp_path):
@@ -141,6 +191,13 @@ def test_a_step_in_which_nothing_was_judged_leaves_means_out():
     values = rollout_metrics([Trajectory("p", 0, [turn("infra_error", None, None)])])
     assert values["mask/infra"] == 1.0
     assert not {"reward/mean", "hack/ratio", "fast/1.0_turn1", "group/size_mean"} & set(values)
+
+
+def test_an_evaluation_in_which_nothing_was_judged_leaves_means_out():
+    values = evaluation_metrics([Trajectory("p", 0, [turn("infra_error", None, None)])])
+    assert None not in values.values() and "eval/reward/mean" not in values and "eval/hack/ratio" not in values
+    assert values["eval/status/infra_error"] == 1.0
+    assert evaluation_metrics([]) == {} and rollout_metrics([]) == {"tokens/total": 0.0}
 
 
 def test_training_and_evaluation_count_fast_samples_alike():

@@ -34,6 +34,12 @@ def test_rates_end_at_their_final_share_and_never_rise_again():
         assert learning_rate(25, 50, 2.0, 0, schedule, 0.1) == pytest.approx(1.1)
 
 
+def test_without_a_warm_up_the_fall_begins_at_once_and_ends_behind_the_last_step():
+    assert [learning_rate(step, 4, 2.0, schedule="linear") for step in range(5)] == [2.0, 1.5, 1.0, 0.5, 0.0]
+    assert [learning_rate(step, 3, 2.0, 2, "linear") for step in range(4)] == [1.0, 2.0, 2.0, 0.0]
+    assert [learning_rate(step, 2, 2.0, 2, "linear") for step in range(3)] == [1.0, 2.0, 2.0]  # nothing but warm-up
+
+
 def test_only_matrices_decay():
     matrix, gain = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
     optimizer = make_optimizer([matrix, gain], Optim(lr=0.1, weight_decay=0.5), 0.1)

@@ -78,6 +78,14 @@ def test_the_veto_sees_one_token_that_the_mean_hides():
     assert mismatch_masks(learner, rollout, [0, 1, 2], Rejection(token_veto=0.0)) == [[], [], []]
 
 
+def test_what_lies_on_a_bound_is_kept():
+    low, high = math.exp(-0.25), math.exp(0.25)
+    config = Rejection(mrs_low=low, mrs_high=high, token_veto=math.exp(-0.25))
+    for ratio, reasons in ((-0.25, []), (0.25, []), (-0.2500001, ["mrs", "veto"]), (0.2500001, ["mrs"])):
+        learner = [torch.tensor([ratio], dtype=torch.float64)]
+        assert mismatch_masks(learner, [torch.zeros(1)], [0], config) == [reasons], ratio
+
+
 def test_numbers_that_are_none_are_rejected_not_trained_on():
     assert mismatch_masks([torch.tensor([math.nan])], [torch.tensor([-1.0])], [0], Rejection()) == [["mrs"]]
 

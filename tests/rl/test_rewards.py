@@ -65,6 +65,16 @@ def test_measurements_that_cannot_be_are_refused(fields):
         reward(verdict("correct", **{"speedup": 2.0, "profiling_ratio": 1.0} | fields), Reward())
 
 
+def test_a_ratio_that_rounding_left_above_one_is_one_and_more_is_refused():
+    right = {"speedup": 0.0, "values_match": True}
+    assert reward(verdict("correct", profiling_ratio=1.0, **right), Reward())[0] == 2.0
+    assert reward(verdict("correct", profiling_ratio=1 + 5e-7, **right), Reward())[0] == 2.0
+    with pytest.raises(BadVerdict, match=r"profiling_ratio = 1\.0000015; .* from 0 to 1,"):
+        reward(verdict("correct", profiling_ratio=1.0000015, **right), Reward())
+    with pytest.raises(BadVerdict, match=r"speedup = -1; .* >= 0,"):
+        reward(verdict("correct", **right | {"speedup": -1}), Reward())
+
+
 def test_unknown_status_is_refused():
     with pytest.raises(ValueError, match="splendid"):
         reward({**verdict("correct"), "status": "splendid"}, Reward())

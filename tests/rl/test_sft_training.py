@@ -16,6 +16,7 @@ from tiny import VOCABULARY, tiny_model
 
 from rl import seeding, sft
 from rl.config import load_recipe
+from rl.learner import Learner
 
 pytestmark = pytest.mark.budget(25)
 
@@ -93,6 +94,13 @@ def test_the_rate_that_is_said_is_the_one_that_weights_move_at(tmp_path):
     assert moved.median().item() == pytest.approx(1e-3, rel=0.01)
 
 
+def test_a_step_leaves_no_gradient_to_the_next():
+    """A step at a rate of 0 moves nothing: the second on the same examples says the same."""
+    learner = Learner(tiny_model(), load_recipe("mini-cpu"), temperature=1.0)
+    first, second = (sft.train_step(learner, examples(4), 0.0) for _ in range(2))
+    assert first == second and first["sft/grad_norm"] > 0.1 and learner.version == 2
+
+
 def test_every_epoch_has_each_example_once_in_an_order_of_its_own(tmp_path, monkeypatch):
     """The order is the seed's and the epoch's: the same again, another one for another seed."""
     given = [sft.Example([1 + i, 2, 3, 4], [1, 2, 3]) for i in range(20)]
@@ -113,8 +121,6 @@ def test_every_epoch_has_each_example_once_in_an_order_of_its_own(tmp_path, monk
 
 def test_a_step_is_on_the_mean_over_tokens_not_over_sequences_or_micro_batches():
     """The gradient of one step, packed one by one, against the naive mean's."""
-    from rl.learner import Learner
-
     given = examples(5, seed=4)
     config = load_recipe("mini-cpu", ["train.micro_batch_tokens=1", "optim.max_grad_norm=1e9"])
     learner = Learner(tiny_model(), config, temperature=1.0)
