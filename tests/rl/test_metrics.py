@@ -32,6 +32,7 @@ def test_lines_and_tensorboard_hold_the_values(tmp_path):
     assert lines(tmp_path / "metrics.jsonl") == [
         {"step": 0, "policy/entropy": None, "policy/loss": None, "reward/mean": 1.5}
     ]
+    assert list(lines(tmp_path / "metrics.jsonl")[0]) == ["step", "policy/entropy", "policy/loss", "reward/mean"]
     assert lines(tmp_path / "wall.jsonl") == [{"step": 0, "seconds/rollout": 2.0, "tokens_per_s": 10.0}]
     events = EventAccumulator(str(tmp_path / "tb")).Reload()
     assert sorted(events.Tags()["scalars"]) == ["reward/mean", "seconds/rollout", "tokens_per_s"]
@@ -113,6 +114,16 @@ def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
         MetricsWriter(tmp_path, 2)
 
 
+def test_a_broken_last_line_is_an_error_unless_a_kill_cut_it_short(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\n{"st\n')
+    with pytest.raises(DamagedFile, match=r"metrics\.jsonl:2"):
+        MetricsWriter(tmp_path, 2)
+    path.write_text('{"step": 0}\n{"st')
+    with MetricsWriter(tmp_path, 2):
+        assert lines(path) == [{"step": 0}]
+
+
 @pytest.mark.parametrize("name", ["reward/maen", "status/splendid", "fast/1.2", "reward/mean_turn", "xreward/mean"])
 def test_unknown_names_are_refused(tmp_path, name):
     with MetricsWriter(tmp_path) as writer, pytest.raises(ValueError, match="unknown metric"):
@@ -168,7 +179,9 @@ def test_what_trajectories_say(tmp_path):
 def test_rows_whose_return_is_not_known_are_counted_as_masked_though_they_were_rewarded():
     """The second verdict is nobody's fault: the first turn has a reward, but no return and so no advantage."""
     trajectories = [
-        Trajectory("p", 0, [turn("correct", 3.5, None, speedup=2.0, pr=0.5), turn("infra_error", None, None)]),
+        Trajectory(
+            "p", 0, [turn("correct", 3.5, None, speedup=2.0, pr=0.5), turn("infra_error", None, None, masks=["infra"])]
+        ),
         Trajectory("p", 1, [turn("correct", 3.0, speedup=1.5, pr=0.5), turn("incorrect", 0.0, masks=["mrs"])]),
         Trajectory("q", 0, [turn("incorrect", 0.0), turn("problem_error", None, None, masks=["infra"])]),
     ]
@@ -216,6 +229,18 @@ def test_training_and_evaluation_count_fast_samples_alike():
     assert rollout_metrics(trajectories)["fast/1.0_turn2"] == pytest.approx(2 / 3)
     assert rollout_metrics(trajectories)["turns/ended_context"] == 1 / 4
     assert not [name for name in evaluation_metrics(trajectories) if "mask" in name or "group" in name]
+
+
+def test_hacks_are_a_share_of_what_was_judged_turn_by_turn():
+    trajectories = [
+        Trajectory("p", 0, [turn("hack", 0.0), turn("infra_error", None, None)]),
+        Trajectory("p", 1, [turn("problem_error", None, None)]),
+        Trajectory("p", 2, [turn("incorrect", 0.0), turn("hack", 0.0)]),
+        Trajectory("p", 3, [turn("incorrect", 0.0), turn("timeout", 0.0)]),
+    ]
+    values = evaluation_metrics(trajectories)
+    expected = {"hack/ratio": 2 / 5, "hack/ratio_turn1": 1 / 3, "hack/ratio_turn2": 1 / 2, "status/hack": 2 / 7}
+    assert {name: values[f"eval/{name}"] for name in expected} == pytest.approx(expected)
 
 
 def test_group_sizes_by_turn():
