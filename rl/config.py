@@ -372,7 +372,7 @@ def load_run(run: Path | str) -> Config:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path} is missing: prepare the run folder first (scripts/prepare)") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, or a number of thousands of digits
         raise ConfigError(f"{path}: not JSON: {error}; prepare the run folder again") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds no settings, but {type(data).__name__}; prepare the run folder again")

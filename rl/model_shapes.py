@@ -46,9 +46,9 @@ def stored(path: Path) -> Shapes:
     return {name: tuple(entry["shape"]) for file in files for name, entry in header(file)[1].items()}
 
 
-def described(path: Path) -> tuple[Shapes, str]:
-    """Shapes by name of the model that config.json describes, and the name of its inner model ("model"). Raises
-    ValueError where it describes none."""
+def described(path: Path) -> tuple[Shapes, str, list[str]]:
+    """Shapes by name of the model that config.json describes, the name of its inner model ("model"), and patterns of
+    tensors that it leaves aside (layers for other ways of decoding). Raises ValueError where it describes none."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM  # seconds to import: only for a model folder
 
@@ -59,7 +59,8 @@ def described(path: Path) -> tuple[Shapes, str]:
     except Exception as error:  # of any kind: a model's class does arithmetic with sizes that may be anything
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"its config.json describes no model that can be built ({reason})") from error
-    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}, model.base_model_prefix
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    return shapes, model.base_model_prefix, list(model._keys_to_ignore_on_load_unexpected or ())
 
 
 def faults(path: Path) -> list[str]:
@@ -69,7 +70,8 @@ def faults(path: Path) -> list[str]:
         return []
     if "quantization_config" in json.loads((path / "config.json").read_text(encoding="utf-8")):
         return []  # packed weights have shapes of their own
-    found, (wanted, prefix) = stored(path), described(path)
+    found, (wanted, prefix, aside) = stored(path), described(path)
+    found = {name: shape for name, shape in found.items() if not any(re.search(each, name) for each in aside)}
     if not found.keys() & wanted.keys():  # weights of the inner model alone
         found = {f"{prefix}.{name}": shape for name, shape in found.items()}
     same = sorted(found.keys() & wanted.keys())

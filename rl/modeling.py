@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from rl import checkpoint, distributed, seeding
 from rl.config import Config, ConfigError
 from rl.manifest import MANIFEST
+from rl.model_shapes import LAYER
 from rl.prompts import ASSISTANT, CHAT_TEMPLATE, END, PAD, USER
 
 # What BPE may merge into one token, in the order of trying. A line of code is one piece, but for the indentation (and
@@ -123,6 +124,10 @@ def load(path: Path | str, device: str) -> tuple[Any, Any]:
     if absent := sorted(report["missing_keys"]):
         # transformers would draw them at random, with a warning: a policy that is none.
         raise ModelError(f"{path} lacks weights, e.g. {absent[0]}: it is damaged, or of another kind of model")
+    if beyond := sorted(name for name in report["unexpected_keys"] if LAYER.search(name)):
+        raise ModelError(
+            f"{path} holds weights of layers that its config.json doesn't have, e.g. {beyond[0]}: get it anew"
+        )
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         raise ModelError(
             f"{path}: the tokenizer has {len(tokenizer)} tokens and the model embeddings for only "

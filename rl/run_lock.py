@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from env.files import explained
 from rl import distributed
 
 
@@ -48,7 +49,8 @@ def _take(folder: Path) -> int:
             f"{folder} is in use by {holder}: wait for it or stop it, and run the same command again; or give this run "
             "a folder of its own"
         ) from error
-    os.ftruncate(descriptor, 0)
     now = time.strftime("%Y-%m-%d %H:%M:%S")
-    os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()} since {now}\n".encode(), 0)
+    with explained(path):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()} since {now}\n".encode(), 0)
     return descriptor

@@ -317,6 +317,19 @@ def test_a_model_folder_from_elsewhere_has_no_manifest_and_is_loaded(folder):
     assert modeling.load(folder, "cpu")
 
 
+def test_weights_of_more_layers_than_the_configuration_has_are_refused(folder):
+    (folder / "manifest.json").unlink()
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "head_dim": 8}
+    deep = Qwen3ForCausalLM(Qwen3Config(vocab_size=300, num_key_value_heads=1, num_hidden_layers=2, **sizes))
+    config = (folder / "config.json").read_bytes()
+    deep.save_pretrained(folder)
+    (folder / "config.json").write_bytes(config)
+    with pytest.raises(
+        modeling.ModelError, match=r"layers that its config\.json doesn't have, e\.g\. model\.layers\.1"
+    ):
+        modeling.load(folder, "cpu")
+
+
 def test_a_stage_that_says_it_is_done_must_have_its_model(folder):
     stage = folder.parent
     assert not checkpoint.is_done(stage, "model")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -255,6 +257,24 @@ def test_answers_and_tables_say_where_the_disk_is_full(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"MiB are free there.*out\.parquet"):
         export.export(some(2), tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.jsonl", "out.jsonl"]
+
+
+def test_what_sft_and_others_read_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    forced, renamed, fsync, replace_file = [], {}, os.fsync, os.replace
+
+    def noted_fsync(descriptor):
+        forced.append(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def noted_replace(source, target):
+        renamed[Path(target).name] = str(source) in forced
+        replace_file(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    collect(Teacher(), Judge(), PROBLEMS, CONFIG, tmp_path)
+    assert renamed == dict.fromkeys(["trajectories.jsonl", "messages.jsonl", "messages.parquet"], True)
 
 
 # Teachers ------------------------------------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ def test_rng_state_round_trip():
     assert torch.equal(first[1], again[1])
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"[]", b"3", b"{"])
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[]", b"3", b"{", b"9" * 5000, b"[" * 100_000])
 def test_a_run_without_readable_settings_is_said_by_file(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"config\.json"):

@@ -8,6 +8,8 @@ import re
 import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3ForCausalLM
 
 from env.problems import ProblemError
 from rl import modeling, preflight
@@ -131,10 +133,14 @@ def test_a_configuration_of_other_sizes_than_the_weights_is_refused(model, chang
     assert re.search(words, faults) and str(model) in faults, faults
 
 
-def test_shards_and_weights_of_the_inner_model_alone_are_compared_too(model):
-    from safetensors.torch import load_file, save_file
-
+def test_shards_and_weights_of_the_inner_model_alone_are_compared_too(model, monkeypatch):
     weights = load_file(model / "model.safetensors")
+    aside = Qwen3ForCausalLM._keys_to_ignore_on_load_unexpected
+    monkeypatch.setattr(Qwen3ForCausalLM, "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.7\."])
+    save_file(weights | {"model.layers.7.x": weights["model.norm.weight"].clone()}, model / "model.safetensors")
+    assert preflight.model_faults(model, 200) == []
+    monkeypatch.setattr(Qwen3ForCausalLM, "_keys_to_ignore_on_load_unexpected", aside)
+    assert "config.json says 1 layers, the weights have 2" in "".join(preflight.model_faults(model, 200))
     inner = {name.removeprefix("model."): weight for name, weight in weights.items()}
     save_file(inner, model / "model.safetensors", metadata={"format": "pt"})
     assert preflight.model_faults(model, 200) == []
