@@ -118,8 +118,8 @@ def test_what_reaches_the_loss_is_what_the_settings_say(tmp_path, monkeypatch):
     config = load_recipe("mini-cpu", SETTINGS)
     modeling.build_initial(config, ["class Model:\n", "go on\n"], tmp_path / "model")
     chat = Chat(modeling.load(tmp_path / "model", "cpu")[1])
-    monkeypatch.setattr(train.weight_sync, "push", lambda learner, engine: 0.0)
-    engine, learner = Engine(chat.stop_ids[0]), Learner()
+    engine, learner, pushed = Engine(chat.stop_ids[0]), Learner(), []
+    monkeypatch.setattr(train.weight_sync, "push", lambda *given: pushed.append((*given, learner.version)) or 0.125)
     problems = [Problem(name, "class Model:\n") for name in ("p0", "p1")]
     path = tmp_path / "step.jsonl"
     metrics, wall = train.train_step(3, learner, engine, Judge(engine), chat, problems, config, path)
@@ -162,7 +162,50 @@ def test_what_reaches_the_loss_is_what_the_settings_say(tmp_path, monkeypatch):
     tokens = sum(len(turn.prompt_ids) + len(turn.completion_ids) for turn in written.values())
     assert wall["tokens_per_s"] * wall["seconds/step"] == pytest.approx(tokens)
     assert wall["tokens_per_s/rollout"] * wall["seconds/rollout"] == pytest.approx(24)
-    assert wall["seconds/step"] >= wall["seconds/learn"] > 0 and wall["seconds/push"] == 0.0
+    assert wall["seconds/step"] >= wall["seconds/learn"] > 0 and wall["seconds/push"] == 0.125
+    assert pushed == [(learner, engine, 8)]  # the weights behind the update
+
+
+def test_what_is_left_of_an_older_file_of_the_step_is_replaced(tmp_path, monkeypatch):
+    """A kill behind the sampling leaves it, and sampling appends."""
+    config = load_recipe("mini-cpu", SETTINGS)
+    modeling.build_initial(config, ["class Model:\n", "go on\n"], tmp_path / "model")
+    chat = Chat(modeling.load(tmp_path / "model", "cpu")[1])
+    monkeypatch.setattr(train.weight_sync, "push", lambda learner, engine: 0.0)
+    engine, path = Engine(chat.stop_ids[0]), tmp_path / "step.jsonl"
+    path.write_text("rubbish\n")
+    problems = [Problem(name, "class Model:\n") for name in ("p0", "p1")]
+    appended = []
+    plain = train.rollout
+    monkeypatch.setattr(train, "rollout", lambda *given: (appended.append(path.exists()), plain(*given))[1])
+    train.train_step(3, Learner(), engine, Judge(engine), chat, problems, config, path)
+    assert appended == [False] and len(list(read_trajectories(path))) == 6
+
+
+def test_rows_of_other_steps_are_in_no_baseline():
+    config = load_recipe("mini-cpu")
+    turns = [Turn([1], [2], [-1.0], 0, "stop", verdict={}, reward=value) for value in (3.0, 1.0, 7.0)]
+    trajectories = [Trajectory("p", i, [turn], step) for i, (turn, step) in enumerate(zip(turns, (1, 1, 2)))]
+    train.set_advantages(trajectories, config)
+    assert [turn.advantage for turn in turns] == [2.0, -2.0, 7.0]
+
+
+def test_a_row_without_a_return_is_marked_once():
+    """Where baselines leave rejected rows out, advantages are set twice."""
+    turns = [Turn([1], [2], [-1.0], 0, "stop", verdict={}, reward=value) for value in (None, 1.0, 2.0)]
+    trajectories = [Trajectory("p", i, [turn]) for i, turn in enumerate(turns)]
+    for _ in range(2):
+        train.set_advantages(trajectories, load_recipe("mini-cpu", ["rejection.baseline=drop"]))
+    assert [turn.masks for turn in turns] == [["infra"], [], []]
+    assert [turn.advantage for turn in turns] == [None, -1.0, 1.0]
+
+
+def test_the_order_of_problems_is_the_seeds_and_the_step_is_all_it_needs():
+    problems = [Problem(f"p{i}", "class Model:\n") for i in range(12)]
+    orders = {seed: [train.pick_problems(problems, 4, seed, step) for step in (1, 2, 3)] for seed in (1, 2)}
+    assert orders[1] != orders[2] and orders[1] == [train.pick_problems(problems, 4, 1, step) for step in (1, 2, 3)]
+    for order in orders.values():
+        assert sorted(p.id for batch in order for p in batch) == sorted(p.id for p in problems)
 
 
 def judged(status, ratio, values_match=True):
