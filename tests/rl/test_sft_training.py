@@ -94,6 +94,13 @@ def test_the_rate_that_is_said_is_the_one_that_weights_move_at(tmp_path):
     assert moved.median().item() == pytest.approx(1e-3, rel=0.01)
 
 
+@pytest.mark.parametrize("kept", [1, 2, 5])
+def test_a_checkpoint_an_epoch_of_which_the_last_ones_are_kept(tmp_path, kept):
+    trained(tmp_path, examples(3), train__keep_checkpoints=kept)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step_00001", "step_00002", "step_00003"][-kept:]
+
+
 def test_a_step_leaves_no_gradient_to_the_next():
     """A step at a rate of 0 moves nothing: the second on the same examples says the same."""
     learner = Learner(tiny_model(), load_recipe("mini-cpu"), temperature=1.0)

@@ -7,18 +7,28 @@ the reward, MRS over trajectories with a lopsided band, PRS hard, importance wei
 from __future__ import annotations
 
 import math
+import random
 import re
+import sys
+from collections import Counter
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+sys.path.append(str(Path(__file__).parent))
+
+from tiny import tiny_model, weights_of
+
 from env.records import Problem, Verdict
-from rl import modeling, train
+from rl import modeling, seeding, train
 from rl.batch import rows_of
 from rl.config import load_recipe
 from rl.engines.base import Completion
+from rl.idle import Idle
+from rl.learner import Learner as RealLearner
 from rl.prompts import Chat
 from rl.records import Trajectory, Turn, read_trajectories
 from rl.rewards import reward
@@ -124,7 +134,8 @@ def test_what_reaches_the_loss_is_what_the_settings_say(tmp_path, monkeypatch):
     path = tmp_path / "step.jsonl"
     metrics, wall = train.train_step(3, learner, engine, Judge(engine), chat, problems, config, path)
 
-    assert (engine.sampling.temperature, engine.sampling.max_new_tokens) == (0.7, 6)
+    asked = engine.sampling
+    assert (asked.temperature, asked.max_new_tokens, asked.vocabulary, asked.context) == (0.7, 6, 300, 256)
     assert len(learner.rows) == 12 and {row.step for row in learner.rows} == {3}
     assert {place(row): row.masks for row in learner.rows if row.masks} == MASKS
     advantages = expected_advantages()
@@ -176,10 +187,38 @@ def test_what_is_left_of_an_older_file_of_the_step_is_replaced(tmp_path, monkeyp
     path.write_text("rubbish\n")
     problems = [Problem(name, "class Model:\n") for name in ("p0", "p1")]
     appended = []
-    plain = train.rollout
+    plain, plain_evaluation = train.rollout, train.evaluate_problems
     monkeypatch.setattr(train, "rollout", lambda *given: (appended.append(path.exists()), plain(*given))[1])
     train.train_step(3, Learner(), engine, Judge(engine), chat, problems, config, path)
     assert appended == [False] and len(list(read_trajectories(path))) == 6
+    monkeypatch.setattr(
+        train,
+        "evaluate_problems",
+        lambda *given: (appended.append(path.exists()), plain_evaluation(*given))[1],
+    )
+    for _ in range(2):  # an evaluation begins anew too: it would take what is there for its own
+        metrics, wall = train.evaluate_step(Learner(), engine, Judge(engine), chat, problems, config, path)
+    assert appended == [False] * 3 and {t.sample_index for t in read_trajectories(path)} == {0}
+    assert metrics["eval/reward/mean_turn1"] == pytest.approx((1.5 + 1.4) / 2) and wall["seconds/evaluate"] > 0
+
+
+def test_what_a_checkpoint_holds_is_taken_over(tmp_path):
+    """Steps, version, idle steps and the global generators: the draws behind it come again."""
+    settings = load_recipe("mini-cpu")
+    learner = RealLearner(tiny_model(), settings)
+    learner.version = 9
+    seeding.seed_everything(3)
+    train.save(learner, tmp_path, 4, settings, Idle(2, Counter({"prs": 1.5})))
+    drawn = torch.rand(3), random.random()
+    for name in ("trajectories/step_00004.jsonl", "trajectories/step_00005.jsonl", "evaluation/step_00006.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    other = RealLearner(tiny_model(seed=1), settings)
+    assert train.resume(other, tmp_path, settings) == (4, Idle(2, Counter({"prs": 1.5})))
+    assert other.version == 9 and torch.equal(weights_of(other.model), weights_of(learner.model))
+    assert torch.equal(torch.rand(3), drawn[0]) and random.random() == drawn[1]
+    left = sorted(path.name for name in ("trajectories", "evaluation") for path in (tmp_path / name).iterdir())
+    assert left == ["step_00004.jsonl"]  # what is behind the checkpoint is made again
 
 
 def test_rows_of_other_steps_are_in_no_baseline():
