@@ -2,10 +2,13 @@
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import Qwen3ForCausalLM
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -134,6 +137,27 @@ def test_a_forward_pass_holds_as_many_tokens_as_are_allowed_and_every_row_once()
     assert sorted(member for pack in packs for member in pack.members) == [0, 2, *range(4, 12)]
     assert 1 < len(packs) < 10 and all(pack.input_ids.shape == (1, pack.starts[-1]) for pack in packs)
     assert all(pack.input_ids.shape[1] <= 30 for pack in packs)
+
+
+def test_computing_in_bf16_trains_saves_and_exports_fp32_weights(tmp_path):
+    """A CPU does what the settings allow on a GPU only: small steps, lost in bf16, add up behind the model's copies."""
+    settings = config(optim__lr=1e-5, optim__max_grad_norm=1e9)
+    settings = replace(settings, train=replace(settings.train, autocast=True))
+    learner, plain = Learner(tiny_model(), settings), tiny_model()
+    before = torch.cat([w.detach().flatten() for w in learner.weights])
+    assert torch.equal(before, weights_of(plain)) and {p.dtype for p in learner.model.parameters()} == {torch.bfloat16}
+    for step in range(3):
+        assert learner.update(random_rows(4, seed=step))["policy/skipped"] == 0
+    after = torch.cat([w.detach().flatten() for w in learner.weights])
+    assert after.dtype == torch.float32 and 1e-6 < (after - before).abs().max() < 1e-4
+    assert torch.equal(weights_of(learner.model), after.bfloat16())
+    learner.export(SimpleNamespace(save_pretrained=lambda folder: None), tmp_path / "model")
+    assert torch.equal(weights_of(Qwen3ForCausalLM.from_pretrained(tmp_path / "model")), after)
+    other = Learner(tiny_model(seed=1), settings)
+    for name, value in other.tensors().items():
+        value.copy_(learner.tensors()[name])
+    other.restored(learner.state())
+    assert torch.equal(weights_of(other.model), weights_of(learner.model)) and other.version == 3
 
 
 def test_a_plain_copy_is_apart_in_the_dtype_asked_for_with_exact_buffers():

@@ -182,7 +182,9 @@ def test_rows_whose_return_is_not_known_are_counted_as_masked_though_they_were_r
         Trajectory(
             "p", 0, [turn("correct", 3.5, None, speedup=2.0, pr=0.5), turn("infra_error", None, None, masks=["infra"])]
         ),
-        Trajectory("p", 1, [turn("correct", 3.0, speedup=1.5, pr=0.5), turn("incorrect", 0.0, masks=["mrs"])]),
+        Trajectory(
+            "p", 1, [turn("correct", 3.0, speedup=1.5, pr=0.5), turn("correct", 2.0, speedup=1, pr=0, masks=["mrs"])]
+        ),
         Trajectory("q", 0, [turn("incorrect", 0.0), turn("problem_error", None, None, masks=["infra"])]),
     ]
     values = rollout_metrics(trajectories)
@@ -193,9 +195,10 @@ def test_rows_whose_return_is_not_known_are_counted_as_masked_though_they_were_r
         "group/size_mean": 1.0,
         "group/size_mean_turn1": 1.0,
         "group/single": 1.0,
-        "reward/mean": 6.5 / 4,
+        "reward/mean": 8.5 / 4,
         "reward/mean_turn1": 6.5 / 3,
-        "reward/correct": 2 / 4,
+        "reward/mean_turn2": 2.0,
+        "reward/correct": 3 / 4,
     }
     assert {name: values[name] for name in expected} == pytest.approx(expected)
 

@@ -143,6 +143,19 @@ def test_a_template_that_leaves_messages_out_is_refused(template):
         Chat(tokenizer(template))
 
 
+def test_a_newline_before_the_end_of_an_answer_is_the_templates_and_a_letter_is_refused():
+    """The end token alone ends an answer that is sampled; what the template puts in front of it comes with history."""
+    newline, letter = (CHATML.replace("m['content'] + '", f"m['content'] + '{text}") for text in ("\\n", "e"))
+    chat = Chat(tokenizer(newline))
+    (end,) = chat.stop_ids
+    assert chat.layout.end_id == end and chat.layout.between.startswith("<|im_end|>")
+    answer = [*chat.tokenizer.encode("x = 1"), end]
+    second = chat.next_prompt([turn(chat.first_prompt("one"), answer, "one", "x = 1")], "two")
+    assert chat.rewrites and "x = 1\n<|im_end|>\n<|im_start|>user\ntwo\n<|im_end|>" in chat.tokenizer.decode(second)
+    with pytest.raises(ConfigError, match="no single token ends an answer"):
+        Chat(tokenizer(letter))
+
+
 def test_a_template_that_begins_differently_with_an_answer_is_refused():
     late = "{% if messages|length > 1 %}{{ 'Continued.\n' }}{% endif %}" + CHATML
     with pytest.raises(ConfigError, match="begins a conversation differently"):

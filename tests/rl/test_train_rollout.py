@@ -6,6 +6,7 @@ import json
 from concurrent.futures import Future
 
 import pytest
+import torch
 
 from env.problems import write_jsonl
 from env.records import Problem, Verdict
@@ -95,8 +96,9 @@ def test_a_broken_judge_pauses_training_and_the_run_goes_on_from_there(tmp_path,
 
 
 def test_a_few_failures_are_masked_and_training_goes_on(tmp_path, monkeypatch):
-    prepare(tmp_path / "run", "rollout.max_infra_share=0.5", "train.steps=1", "eval.every=0")
+    prepare(tmp_path / "run", "rollout.max_infra_share=0.5", "train.steps=1", "eval.every=0", "seed=5")
     run_with(monkeypatch, tmp_path / "run", Judge(broken_from=12))
+    assert torch.initial_seed() == 5  # for what libraries draw by themselves
     assert checkpoint.step_of(checkpoint.newest(tmp_path / "run" / "rl" / "checkpoints")) == 1  # the last step is saved
     (line,) = lines(tmp_path / "run")
     assert 0 < line["status/infra_error"] < 0.2 and line["mask/infra"] >= line["status/infra_error"]
