@@ -1,5 +1,6 @@
 """Advantages: formulas against naive loops, and what the paper claims of them as statistics."""
 
+import itertools
 import math
 import random
 import statistics
@@ -79,6 +80,21 @@ def test_the_order_of_the_batch_changes_no_bit(batch, seed):
     plain = advantages(returns, groups, "trloo")
     shuffled = advantages([returns[i] for i in order], [groups[i] for i in order], "trloo")
     assert shuffled == [plain[i] for i in order]
+
+
+@pytest.mark.parametrize("estimator", ["trloo", "grpo", "grpo_std", "rloo"])
+def test_returns_whose_sum_hangs_on_its_order_change_no_bit(estimator):
+    """0.1 + 0.2 + 0.3 is another number than 0.3 + 0.2 + 0.1, and 1e16 swallows a 1 that comes after it."""
+    for returns in ([0.1, 0.2, 0.3], [1e16, 1.0, -1e16, 1.0]):
+        found = {
+            tuple(
+                sorted(
+                    zip(order, (value for (value,) in advantages([[x] for x in order], ["p"] * len(order), estimator)))
+                )
+            )
+            for order in itertools.permutations(returns)
+        }
+        assert len(found) == 1
 
 
 def test_one_rollout_keeps_its_return_without_a_baseline():

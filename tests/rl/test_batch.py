@@ -37,6 +37,14 @@ def test_ranks_have_nearly_equal_work(lengths, ranks):
     assert max(tokens) - min(tokens) <= max(lengths)
 
 
+def test_there_are_as_few_micro_batches_as_hold_the_rows():
+    """Each costs a pass over the weights, and with several ranks a round of communication."""
+    assert [len(share) for share in deal([10] * 8, range(8), 40, ranks=2)] == [1, 1]
+    assert [len(share) for share in deal([10] * 8, range(8), 39, ranks=2)] == [2, 2]
+    assert [len(share) for share in deal([10] * 8, range(8), 80)] == [1]
+    assert [len(share) for share in deal([10] * 8, range(8), 79)] == [2]
+
+
 def test_only_members_are_dealt():
     assert deal([5, 6, 7], [2, 0], 100) == [[[2, 0]]]
     assert deal([5, 6, 7], [], 100, ranks=2) == [[], []]

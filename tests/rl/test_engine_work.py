@@ -9,6 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausa
 from rl.engines import static
 from rl.engines.base import Batch, Completion, EngineError, Request, Sampling, checked, generate
 from rl.engines.hf import HFEngine
+from rl.engines.sampling import sample
 
 pytestmark = pytest.mark.budget(30)
 
@@ -122,6 +123,23 @@ def test_a_large_cache_is_given_back_when_nothing_is_left_to_do(model, monkeypat
         monkeypatch.setattr(static, "LARGE_BYTES", most)
         generate(engine, PROMPTS, Sampling(3), SEEDS)
         assert (engine.decoder is not None) == kept
+
+
+def test_an_answer_beyond_the_first_size_of_the_cache_goes_on_as_it_began(model):
+    """256 columns, and then as many again; and none too few where the last one is just filled."""
+    for limit in (static.CAPACITY_STEP - 2, static.CAPACITY_STEP + 14):
+        ways = [generate(HFEngine(model, 2, static=way), [[4], [12, 13]], Sampling(limit), (1, 2)) for way in (0, 1)]
+        assert [c.ids for c in ways[0]] == [c.ids for c in ways[1]] and {len(c.ids) for c in ways[0]} == {limit}
+
+
+def test_the_largest_draw_there_is_takes_the_last_token_that_can_be():
+    """Rounded, the draw times the sum of all chances may be that sum, behind which no token is left."""
+    logits = torch.randn(3000, 8, generator=torch.Generator().manual_seed(0)) * 3
+    logits[:, 6:] = -torch.inf
+    tokens, logprobs = sample(logits, torch.full((3000,), 1 - 2**-53, dtype=torch.float64), 1.0, 1.0)
+    assert set(tokens.tolist()) == {5} and logprobs.isfinite().all()
+    tokens, _ = sample(logits, torch.zeros(3000, dtype=torch.float64), 1.0, 1.0)
+    assert set(tokens.tolist()) == {0}
 
 
 def test_prompts_are_computed_so_many_tokens_at_a_time(model, shapes, monkeypatch):

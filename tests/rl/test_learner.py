@@ -44,6 +44,7 @@ def test_logprobs_and_entropies_match_the_models_own_logits_row_by_row(temperatu
         assert entropies.tolist() == pytest.approx(spread, abs=1e-5)
     everything = [value for row in stats.entropies for value in row.tolist()]
     assert stats.entropy() == pytest.approx(sum(everything) / len(everything), rel=1e-6)
+    assert learner.evaluate([]).entropy() is None and learner.logprobs([]) == []
 
 
 def test_importance_weights_multiply_each_tokens_gradient():
