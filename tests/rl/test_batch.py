@@ -45,6 +45,11 @@ def test_there_are_as_few_micro_batches_as_hold_the_rows():
     assert [len(share) for share in deal([10] * 8, range(8), 79)] == [2]
 
 
+def test_micro_batches_of_one_round_are_alike_on_all_ranks():
+    """Ranks wait for each other round by round: the two longest rows go together."""
+    assert deal([10, 9, 8, 1], range(4), 10, ranks=2) == [[[0], [2]], [[1], [3]]]
+
+
 def test_only_members_are_dealt():
     assert deal([5, 6, 7], [2, 0], 100) == [[[2, 0]]]
     assert deal([5, 6, 7], [], 100, ranks=2) == [[], []]

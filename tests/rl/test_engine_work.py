@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
@@ -140,6 +142,15 @@ def test_the_largest_draw_there_is_takes_the_last_token_that_can_be():
     assert set(tokens.tolist()) == {5} and logprobs.isfinite().all()
     tokens, _ = sample(logits, torch.zeros(3000, dtype=torch.float64), 1.0, 1.0)
     assert set(tokens.tolist()) == {0}
+
+
+def test_a_nucleus_is_the_smallest_set_that_holds_top_p():
+    """Two tokens of one half each: the first alone holds what it has, and not a bit more."""
+    logits, draw = torch.zeros(1, 2), torch.tensor([0.9], dtype=torch.float64)
+    half = logits.log_softmax(-1)[0, 0].double().exp().item()
+    for top_p, token, logprob in ((half, 0, 0.0), (half * (1 + 1e-12), 1, math.log(0.5)), (half / 2, 0, 0.0)):
+        tokens, logprobs = sample(logits, draw, 1.0, top_p)
+        assert (tokens.item(), logprobs.item()) == (token, pytest.approx(logprob, abs=1e-6))
 
 
 def test_prompts_are_computed_so_many_tokens_at_a_time(model, shapes, monkeypatch):

@@ -94,6 +94,11 @@ def test_the_rate_that_is_said_is_the_one_that_weights_move_at(tmp_path):
     assert moved.median().item() == pytest.approx(1e-3, rel=0.01)
 
 
+def test_the_first_token_that_something_predicts_is_trained_on():
+    assert sft.example([7, 8, 9], [0, 1, 1], 10) == sft.Example([7, 8, 9], [1, 2])
+    assert sft.example([7, 8, 9], [1, 1, 0], 10) == sft.Example([7, 8, 9], [1])
+
+
 @pytest.mark.parametrize("kept", [1, 2, 5])
 def test_a_checkpoint_an_epoch_of_which_the_last_ones_are_kept(tmp_path, kept):
     trained(tmp_path, examples(3), train__keep_checkpoints=kept)
