@@ -138,6 +138,8 @@ def test_a_forward_pass_holds_as_many_tokens_as_are_allowed_and_every_row_once()
     assert sorted(member for pack in packs for member in pack.members) == [0, 2, *range(4, 12)]
     assert 1 < len(packs) < 10 and all(pack.input_ids.shape == (1, pack.starts[-1]) for pack in packs)
     assert all(pack.input_ids.shape[1] <= 30 for pack in packs)
+    (pack,) = learner.packs([[1, 2], [3, 4, 5]], [[], [1]], [0, 1])  # a row without a target costs nothing
+    assert pack.members == [1] and pack.input_ids.tolist() == [[3, 4, 5]]
 
 
 def test_computing_in_bf16_trains_saves_and_exports_fp32_weights(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from concurrent.futures import Future
 
 import pytest
@@ -69,6 +71,31 @@ def sampled(chat, tmp_path):
 def test_what_a_verdict_cost_counts_once_however_many_answers_share_it(sampled, schedule):
     assert sampled(Judge("correct"), schedule=schedule)[1]["seconds/judge_work"] == 18.0
     assert sampled(Judge("correct", shared=True), schedule=schedule)[1]["seconds/judge_work"] == 3.0
+
+
+class Late(Future):
+    """A verdict that is waited for."""
+
+    def result(self, timeout=None):
+        time.sleep(0.02)
+        return super().result(timeout)
+
+
+@pytest.mark.parametrize("schedule", ["turns", "phases"])
+def test_seconds_of_sampling_and_of_waiting_for_verdicts_are_told_apart(sampled, monkeypatch, schedule):
+    plain = Engine.stream
+
+    def slow(self, source, sampling):
+        time.sleep(0.05)
+        yield from plain(self, source, sampling)
+
+    monkeypatch.setattr(Engine, "stream", slow)
+    monkeypatch.setattr(sys.modules[__name__], "Future", Late)
+    begun = time.perf_counter()
+    seconds = sampled(Judge("correct"), schedule=schedule)[1]
+    whole = time.perf_counter() - begun
+    assert seconds["seconds/rollout"] >= 2 * 0.05 and seconds["seconds/judge"] >= 2 * 3 * 0.02
+    assert seconds["seconds/rollout"] + seconds["seconds/judge"] <= whole
 
 
 @SCHEDULES
