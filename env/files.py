@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+MIB = 2**20
 
 
 def existing(path: Path) -> Path:
     """The path, or the nearest folder above it that exists."""
     return next(found for found in (path, *path.absolute().parents) if found.exists())
+
+
+def file_limit() -> int | None:
+    """Bytes that a file of this process may have (ulimit -f); None where there is no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def room(folder: Path) -> str:
+    """How much can be written to `folder`, or where it will be, and what to do if that is too little."""
+    free = f"{shutil.disk_usage(existing(folder)).free / MIB:,.0f} MiB are free there"
+    limit = file_limit()
+    if limit is None:
+        return f"{free}: make room or mend the folder"
+    return f"{free}, but no file may have more than {limit / MIB:,.1f} MiB: raise that limit (ulimit -f), or make room"
 
 
 @contextlib.contextmanager
@@ -20,9 +38,8 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        free = shutil.disk_usage(existing(path)).free / 2**20
-        what = f"{error.strerror or error}; {free:,.0f} MiB are free there. Make room or mend the folder, and run the"
-        raise OSError(error.errno, f"{what} same command again: it goes on where it stopped", str(path)) from error
+        what = f"{error.strerror or error}; {room(path)}, and run the same command again: it goes on where it stopped"
+        raise OSError(error.errno, what, str(path)) from error
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

@@ -18,12 +18,12 @@ from env.files import write_atomic
 from env.pool import PoolError
 from env.problems import ProblemError, load_jsonl
 from eval import metrics
-from rl import seeding
-from rl.checkpoint import mark_done
+from rl import checkpoint, seeding
 from rl.config import Config, ConfigError, load_run
 from rl.engines.base import Engine, EngineError
 from rl.plan import evaluation_plan
 from rl.prompts import Chat, TextChat
+from rl.records import DamagedRecords
 from rl.rollout import Judge, evaluate_problems, make_pool
 
 STAGES = ("sft", "rl")
@@ -63,7 +63,7 @@ def describe(summary: dict) -> str:
 def main(run: Path, which: str) -> None:
     """The whole stage on a run folder; returns at once where DONE is there."""
     folder = run / "eval" / which
-    if (folder / "DONE").exists():
+    if checkpoint.is_done(folder, "trajectories.jsonl"):
         print(f"{folder}: done before")
         return
     config = load_run(run)
@@ -72,7 +72,7 @@ def main(run: Path, which: str) -> None:
     with make_pool(config) as judge:
         summary = evaluate(run, which, config, engine, judge, chat)
     write_comparison(run, config.seed)
-    mark_done(folder)
+    checkpoint.mark_done(folder)
     print(describe(summary))
 
 
@@ -87,6 +87,8 @@ def _stage(run: Path, which: str, config: Config) -> tuple[Engine, Chat]:
     if config.engine.name == "vllm":
         from rl.engines.vllm import engine_for
 
+        if damage := checkpoint.folder_damage(path):
+            raise checkpoint.CheckpointError(f"{path} is damaged: {damage}; remove {path.parent}/DONE and run it again")
         return engine_for(config, path), Chat(AutoTokenizer.from_pretrained(path, local_files_only=True))
     from rl import modeling
     from rl.engines.hf import HFEngine
@@ -111,5 +113,13 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     try:
         main(arguments.run, arguments.which)
-    except (ConfigError, EngineError, FileNotFoundError, PoolError, ProblemError) as error:
+    except (
+        checkpoint.CheckpointError,
+        ConfigError,
+        DamagedRecords,
+        EngineError,
+        OSError,
+        PoolError,
+        ProblemError,
+    ) as error:
         sys.exit(f"eval.heldout: {error}")

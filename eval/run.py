@@ -203,7 +203,7 @@ if __name__ == "__main__":
         ConfigError,
         EngineError,
         CheckpointError,
-        FileNotFoundError,
+        OSError,
         PoolError,
         ProblemError,
         ValueError,

@@ -25,7 +25,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
-from env.files import existing, write_atomic
+from env.files import existing, room, write_atomic
 from rl import disk, distributed, manifest
 from rl.manifest import MANIFEST
 
@@ -65,7 +65,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], plain: di
         if distributed.first():
             shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
-            f"the checkpoint {final} could not be written ({_cause(error)}); {disk.room(folder)}, and run the same "
+            f"the checkpoint {final} could not be written ({_cause(error)}); {room(folder)}, and run the same "
             "command again: it goes on from the checkpoint before"
         ) from error
     return final
@@ -244,7 +244,7 @@ def _whole(temporary: Path, folder: Path) -> Iterator[None]:
             raise
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
-            f"the model folder {folder} could not be written ({_cause(error)}); {disk.room(folder)}, and run the same "
+            f"the model folder {folder} could not be written ({_cause(error)}); {room(folder)}, and run the same "
             "command again: it goes on from the newest checkpoint"
         ) from error
 

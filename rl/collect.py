@@ -30,7 +30,7 @@ from rl.engines.base import Engine, EngineError, Sampling
 from rl.export import export
 from rl.plan import Plan
 from rl.prompts import TextChat
-from rl.records import DamagedRecords, Trajectory, read_trajectories
+from rl.records import DamagedRecords, Trajectory
 from rl.rollout import Judge, evaluate_problems, make_pool, write_trajectories
 from rl.wording import Wording
 
@@ -54,8 +54,6 @@ def collect(engine: Engine, judge: Judge, problems: Sequence[Problem], config: C
     )
     asked = problems[: -(-wanted // samples)]
     path = folder / "asked.jsonl"
-    if path.is_file():
-        refuse_others(path, asked, samples)
     found = evaluate_problems(engine, judge, TextChat(), asked, plan, path, "cold start")[:wanted]
     judged = [trajectory for trajectory in found if trajectory.turns and not unjudged(trajectory)]
     if not judged:
@@ -70,21 +68,6 @@ def collect(engine: Engine, judge: Judge, problems: Sequence[Problem], config: C
     files = export(kept, folder / "messages")
     counts = ", ".join(f"{status} {count}" for status, count in Counter(map(last_status, kept)).most_common())
     print(f"cold start: {len(kept)} of {len(found)} kept ({counts}); {', '.join(map(str, files))}", flush=True)
-
-
-def refuse_others(path: Path, problems: Sequence[Problem], samples: int) -> None:
-    """Raise DamagedRecords where a file's trajectories are not those of these problems in order, `samples` of each and
-    with their verdicts: what comes behind a missing line would be taken for the wrong sample."""
-    places = [(problem.id, index) for problem in problems for index in range(samples)]
-    for number, trajectory in enumerate(read_trajectories(path), 1):
-        found = trajectory.problem_id, trajectory.sample_index
-        if found not in places[number - 1 : number]:
-            raise DamagedRecords(
-                f"{path}:{number}: problem {found[0]}, sample {found[1]}, is out of place: a line is missing or moved, "
-                "or the file is of other problems; restore it, or delete it to start over"
-            )
-        if any(turn.verdict is None for turn in trajectory.turns):
-            raise DamagedRecords(f"{path}:{number}: a turn without a verdict; restore the file or delete it")
 
 
 def last_status(trajectory: Trajectory) -> str:

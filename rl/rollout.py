@@ -26,7 +26,7 @@ from rl.config import Config
 from rl.engines.base import Batch, Completion, Engine, EngineError, Request, checked
 from rl.plan import Plan
 from rl.prompts import Chat, TextChat
-from rl.records import Trajectory, Turn, append_trajectories, read_trajectories
+from rl.records import DamagedRecords, Trajectory, Turn, append_trajectories, read_trajectories
 from rl.rewards import BadVerdict, reward
 
 # Samples in work together when many problems are evaluated, by schedule. A judge on a GPU takes seconds for a verdict
@@ -281,6 +281,7 @@ def evaluate_problems(
     file has the same bytes as one written in one go.
     """
     done = list(read_trajectories(out_path)) if out_path.is_file() else []
+    refuse_others(done, problems, plan.samples, out_path)
     free, at_once = plan.schedule == "free", AT_ONCE[plan.schedule]
     problems_at_once = max(1, at_once // plan.samples)
     size = 1 if free else problems_at_once * plan.samples
@@ -295,6 +296,21 @@ def evaluate_problems(
         label = f"{title}: problems {begin + 1} to {begin + len(group)} of {len(problems)}"
         trajectories += rollout(engine, judge, chat, group, plan, out_path, label)[0]
     return trajectories
+
+
+def refuse_others(done: Sequence[Trajectory], problems: Sequence[Problem], samples: int, path: Path) -> None:
+    """Raise DamagedRecords where a file's trajectories are not those of these problems in order, `samples` of each and
+    with their verdicts: what comes behind a missing line would be taken for the wrong sample."""
+    places = [(problem.id, index) for problem in problems for index in range(samples)]
+    for number, trajectory in enumerate(done, 1):
+        found = trajectory.problem_id, trajectory.sample_index
+        if found not in places[number - 1 : number]:
+            raise DamagedRecords(
+                f"{path}:{number}: problem {found[0]}, sample {found[1]}, is out of place: a line is missing or moved, "
+                "or the file is of other problems; restore it, or delete it to start over"
+            )
+        if any(turn.verdict is None for turn in trajectory.turns):
+            raise DamagedRecords(f"{path}:{number}: a turn without a verdict; restore the file or delete it")
 
 
 def write_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:

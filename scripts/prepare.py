@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from env import decontaminate
-from env.files import write_atomic
+from env.files import file_limit, write_atomic
 from env.pool import visible_gpus
 from env.problems import ProblemError, load_folder, write_jsonl
 from env.records import Problem
-from rl import disk, preflight
+from rl import preflight
 from rl.config import Config, ConfigError, load_recipe
 from rl.rollout import policy_gpus
 from rl.settings import differing
@@ -130,7 +130,7 @@ def check(config: Config, run: Path) -> list[str]:
             f"{existing} has {free / 2**30:.1f} GiB free and the run needs about {needed / 2**30:.1f}; make room, or "
             "set train.keep_checkpoints lower"
         )
-    weights, limit = weight_bytes(config), disk.file_limit()
+    weights, limit = weight_bytes(config), file_limit()
     largest = (
         max(weights, 3 * weights // policy_gpus()) + LARGEST_LOG
     )  # an exported model, a rank's part of a checkpoint

@@ -14,6 +14,7 @@ from env.problems import write_jsonl
 from env.records import Problem, Verdict, sha256
 from eval import heldout
 from rl import modeling
+from rl.checkpoint import CheckpointError
 from rl.config import load_recipe
 from rl.engines.base import Completion, EngineError
 from rl.prompts import TextChat
@@ -161,3 +162,11 @@ def test_the_summary_says_in_one_line_what_was_not_measured():
     some = {"value": 0.5, "low": 0.25, "high": 0.75}
     summary = {"problems": 3, "turns": 2, "fast": {"1.0": {"turn2": some}}, "hack_ratio": nothing}
     assert heldout.describe(summary) == "3 problems: Fast@1.0 50.0% [25.0%, 75.0%], hack ratio not measured"
+
+
+def test_a_stage_that_says_it_is_done_without_its_result_is_refused(tmp_path):
+    folder = tmp_path / "eval" / "rl"
+    folder.mkdir(parents=True)
+    (folder / "DONE").write_text("done\n")
+    with pytest.raises(CheckpointError, match=r"DONE is there, but trajectories\.jsonl isn't: remove DONE"):
+        heldout.main(tmp_path, "rl")

@@ -16,7 +16,7 @@ from rl.engines.base import Completion, EngineError, Sampling
 from rl.modeling import train_tokenizer
 from rl.plan import Plan, schedule_of
 from rl.prompts import Chat
-from rl.records import read_trajectories
+from rl.records import DamagedRecords, read_trajectories
 from rl.rollout import evaluate_problems, rollout
 from rl.wording import Wording
 
@@ -348,3 +348,14 @@ def test_a_killed_free_evaluation_ends_in_the_same_bytes(chat, plan, tmp_path, m
         found, count = evaluate(path)
         assert found == whole and path.read_bytes() == data and count == 2 * (15 - kept)
     assert evaluate(path) == (whole, 0)
+
+
+@pytest.mark.parametrize("schedule", ["turns", "free"])
+def test_a_line_missing_in_the_middle_stops_an_evaluation(chat, plan, tmp_path, schedule):
+    """Else all behind it would count for the sample before."""
+    path = tmp_path / "t.jsonl"
+    evaluate_problems(Engine(chat), Judge(), chat, PROBLEMS, plan(schedule=schedule), path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:7] + lines[8:]))
+    with pytest.raises(DamagedRecords, match=r"t\.jsonl:8: problem p2, sample 2, is out of place"):
+        evaluate_problems(Engine(chat), Judge(), chat, PROBLEMS, plan(schedule=schedule), path)
