@@ -48,9 +48,10 @@ def _exclusive(data: dict, cuda: bool) -> list[Figure]:
     held = data.get("exclusive_ms", {})
     if not held.get("count"):
         return [_figure("exclusive GPU time", "not measured", f"< {EXCLUSIVE_MS:.0f} ms", False if cuda else None)]
-    measured = f"p50 {held['p50']:.0f} ms, p95 {held['p95']:.0f} ms"
-    ok = held["p95"] < EXCLUSIVE_MS if cuda else None
-    return [_figure("exclusive GPU time", measured, f"< {EXCLUSIVE_MS:.0f} ms", ok, **held)]
+    # The mean: the GPU's time a verdict, which bounds the rate. A single long one costs no more than its share.
+    measured = f"mean {held['mean']:.0f} ms, p50 {held['p50']:.0f} ms, p95 {held['p95']:.0f} ms"
+    ok = held["mean"] < EXCLUSIVE_MS if cuda else None
+    return [_figure("exclusive GPU time", measured, f"mean < {EXCLUSIVE_MS:.0f} ms", ok, **held)]
 
 
 def _self(data: dict, cuda: bool) -> list[Figure]:
