@@ -11,7 +11,8 @@
 # RECIPE: a name in rl/recipes/ or a .toml file. --set a.b=c: overrides one setting (repeatable). --run NAME: the folder
 # runs/NAME (or a path, if it has a slash). Ctrl-C stops everything; the same command goes on where it stopped: a stage
 # that is complete says so and ends at once, and a stage that was cut short resumes.
-# PYTHON=/path/to/python uses that interpreter as it is (scripts/setup.sh).
+# PYTHON=/path/to/python uses that interpreter as it is (scripts/setup.sh). RANKS=N splits SFT and RL over N processes, a
+# GPU each, by torchrun; without it scripts/ranks.py decides: all GPUs where the engine is vllm, else one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -36,6 +37,7 @@ while (($#)); do
     shift
 done
 
+if [[ -n "${RANKS:-}" && ! "$RANKS" =~ ^[1-9][0-9]*$ ]]; then fail "RANKS=$RANKS: a number of processes, 1 or more"; fi
 [[ " prepare collect sft rl eval report " == *" $until "* ]] ||
     fail "--until $until: no such stage; known: prepare, collect, sft, rl, eval, report"
 
@@ -107,7 +109,7 @@ export TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1 PYTHONHA
 export CUBLAS_WORKSPACE_CONFIG=:4096:8 # deterministic matrix products; read when the first CUDA context is made
 
 if [[ -n "$dry" ]]; then
-    guarded "$PYTHON" -m scripts.prepare --recipe "$recipe" --run "$run" "${overrides[@]}" --dry-run || exit "$?"
+    WORLD_SIZE="${RANKS:-1}" guarded "$PYTHON" -m scripts.prepare --recipe "$recipe" --run "$run" "${overrides[@]}" --dry-run || exit "$?"
     echo "Stages of $run:"
 fi
 
@@ -147,13 +149,20 @@ fi
 # enough STAGE: ends here if that was the last one asked for.
 enough() { if [[ "$until" == "$1" ]]; then echo "train: done up to $1 in $SECONDS s; see $run"; exit 0; fi; }
 
+WORLD_SIZE="${RANKS:-1}" \
 stage "Prepare" ""                   -m scripts.prepare --recipe "$recipe" --run "$run" "${overrides[@]}"
 enough prepare
+ranks="${RANKS:-1}"
+if [[ -z "${RANKS:-}" ]] && (($(nvidia-smi -L 2>/dev/null | grep -c '^GPU') > 1)); then
+    ranks="$("$PYTHON" -m scripts.ranks --recipe "$recipe" "${overrides[@]}")"
+fi
+# Without the -- torchrun would take --run for its own.
+if ((ranks > 1)); then split=(-m torch.distributed.run --standalone --nproc-per-node "$ranks" -m --); else split=(-m); fi
 stage "Cold start" collect/DONE      -m rl.collect --run "$run"
 enough collect
-stage "SFT" sft/DONE                 -m rl.sft --run "$run"
+stage "SFT" sft/DONE                 "${split[@]}" rl.sft --run "$run"
 enough sft
-stage "RL" rl/DONE                   -m rl.train --run "$run"
+stage "RL" rl/DONE                   "${split[@]}" rl.train --run "$run"
 enough rl
 stage "Evaluate SFT" eval/sft/DONE   -m eval.heldout --run "$run" --which sft
 stage "Evaluate RL" eval/rl/DONE     -m eval.heldout --run "$run" --which rl

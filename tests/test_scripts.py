@@ -17,7 +17,7 @@ import pytest
 
 from env.records import Problem
 from rl.config import load_recipe
-from scripts import machine, plan, prepare
+from scripts import machine, plan, prepare, ranks
 
 pytestmark = pytest.mark.budget(90)
 ROOT = Path(__file__).resolve().parent.parent
@@ -105,7 +105,7 @@ def test_what_is_brought_from_another_run_is_no_run(tmp_path, config):
 
 def test_a_limit_on_files_is_told_before_one_is_cut(tmp_path, config, monkeypatch):
     for limit, right in ((2**20, False), (70 * 2**20, False), (2**40, True), (None, True)):
-        monkeypatch.setattr(prepare.disk, "file_limit", lambda limit=limit: limit)
+        monkeypatch.setattr(prepare, "file_limit", lambda limit=limit: limit)
         faults = prepare.check(config, tmp_path)
         assert (faults == []) == right and ("ulimit -f unlimited" in "".join(faults)) != right
 
@@ -278,9 +278,10 @@ FAKE = """\
 #!{python}
 import os, pathlib, sys, time
 args = sys.argv[1:]
-if args[:1] == ["-c"] or args[:1] == ["-"]:  # set-up's check, the default recipe
+if args[:1] in (["-c"], ["-"]) or args[1] == "scripts.ranks":  # set-up's check, the default recipe
     os.execv({python!r}, [{python!r}, *args])
 run = pathlib.Path(args[args.index("--run") + 1])
+module = args[args.index("--") + 1] if "--" in args else args[1]
 with open({log!r}, "a") as log:
     log.write(" ".join(args) + "\\n")
 if args[1] == "scripts.prepare" and "--dry-run" not in args and "FAKE_LOSES" not in os.environ:
@@ -293,7 +294,7 @@ if args[1] == os.environ.get("FAKE_HANGS"):
     held = subprocess.Popen(["sleep", "100"], start_new_session=True)  # as the judge's processes are
     pathlib.Path({log!r} + ".pids").write_text(f"{{os.getpid()}} {{held.pid}}")
     time.sleep(100)
-done = {{"rl.collect": "collect", "rl.sft": "sft", "rl.train": "rl"}}.get(args[1])
+done = {{"rl.collect": "collect", "rl.sft": "sft", "rl.train": "rl"}}.get(module)
 if args[1] == "eval.heldout":
     done = "eval/" + args[args.index("--which") + 1]
 if done:
@@ -347,6 +348,39 @@ def test_stages_run_in_order_and_finished_ones_are_not_noted_again(train):
     assert code == 0 and train.calls() == [*STAGES, *STAGES]  # each says for itself that it is complete
     stages = [json.loads(line)["stage"] for line in (train.run / "stages.jsonl").read_text().splitlines()]
     assert stages[0] == "Set-up" and stages.count("RL") == 1
+
+
+def test_several_ranks_train_under_torchrun(train, tmp_path):
+    code, output = train(RANKS="2")
+    assert code == 0, output
+    lines = train.log.read_text().splitlines()
+    start = "-m torch.distributed.run --standalone --nproc-per-node 2 -m -- "
+    assert lines[2:4] == [f"{start}rl.sft --run {train.run}", f"{start}rl.train --run {train.run}"]
+    assert [line.split()[1] for line in lines] == [*STAGES[:2], *["torch.distributed.run"] * 2, *STAGES[4:]]
+    for wrong in ("0", "two", "-1"):
+        code, output = train(RANKS=wrong)
+        assert code == 2 and f"RANKS={wrong}: a number of processes, 1 or more" in output
+
+
+@pytest.mark.parametrize("settings, expected", [((), 1), (("engine.name=vllm", "device=cuda", "problems.size=gpu"), 3)])
+def test_a_recipe_that_samples_with_vllm_takes_all_gpus(train, tmp_path, settings, expected):
+    (tmp_path / "bin").mkdir()
+    listing = tmp_path / "bin" / "nvidia-smi"
+    listing.write_text("#!/bin/sh\nfor i in 0 1 2; do echo GPU $i: made up; done\n")
+    listing.chmod(0o755)
+    sets = [word for setting in settings for word in ("--set", setting)]
+    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    code, output = train("--until", "sft", *sets, **environment)
+    assert code == 0, output
+    assert (f"--nproc-per-node {expected} " in train.log.read_text()) == (expected > 1)
+
+
+def test_ranks_leave_the_judge_its_gpus():
+    vllm = ["device=cuda", "problems.size=gpu", "engine.name=vllm"]
+    shared, apart = (load_recipe("mini-cpu", [*vllm, f"env.placement={place}"]) for place in ("shared", "apart"))
+    assert [ranks.ranks(shared, gpus) for gpus in (1, 2, 8)] == [1, 2, 8]
+    assert [ranks.ranks(apart, gpus) for gpus in (2, 3, 8)] == [1, 1, 4]
+    assert ranks.ranks(load_recipe("mini-gpu"), 8) == 1
 
 
 def test_a_finished_stage_that_lost_its_result_stops_the_run(train):
