@@ -21,6 +21,7 @@ from eval import metrics
 from rl import checkpoint, seeding
 from rl.config import Config, ConfigError, load_run
 from rl.engines.base import Engine, EngineError
+from rl.engines.folder import folder_engine
 from rl.plan import evaluation_plan
 from rl.prompts import Chat, TextChat
 from rl.records import DamagedRecords
@@ -81,23 +82,7 @@ def _stage(run: Path, which: str, config: Config) -> tuple[Engine, Chat]:
     path = run / which / "model"
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} holds no model; the stage rl.{'train' if which == 'rl' else which} makes it")
-    import torch
-    from transformers import AutoTokenizer  # takes seconds: not for a finished stage
-
-    if config.engine.name == "vllm":
-        from rl.engines.vllm import engine_for
-
-        if damage := checkpoint.folder_damage(path):
-            raise checkpoint.CheckpointError(f"{path} is damaged: {damage}; remove {path.parent}/DONE and run it again")
-        return engine_for(config, path), Chat(AutoTokenizer.from_pretrained(path, local_files_only=True))
-    from rl import modeling
-    from rl.engines.hf import HFEngine
-
-    model, tokenizer = modeling.load(path, config.device)
-    if config.train.autocast:
-        for parameter in model.parameters():  # not the buffers: rotary frequencies need their precision
-            parameter.data = parameter.data.to(torch.bfloat16)  # what training samples from
-    return HFEngine(model, config.rollout.batch_size), Chat(tokenizer)
+    return folder_engine(path, config, bf16=config.train.autocast)  # what training samples from
 
 
 def _server(config: Config) -> tuple[Engine, TextChat]:

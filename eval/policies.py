@@ -18,6 +18,7 @@ from eval.settings import RunError
 from rl import checkpoint
 from rl.config import Config, load_run
 from rl.engines.base import Completion, Engine, EngineError, Request, Sampling, Source
+from rl.engines.folder import folder_engine
 from rl.prompts import Chat, TextChat
 from rl.teacher import ScriptedTeacher
 
@@ -84,18 +85,8 @@ def open_policy(policy: Policy, config: Config) -> tuple[Engine, Chat | TextChat
         from rl.engines.openai import OpenAIEngine
 
         return OpenAIEngine(config.server), TextChat()
-    import torch
-
-    from rl import modeling
-    from rl.engines.hf import HFEngine
-
-    model, tokenizer = modeling.load(policy.path, "cpu")
-    if policy.weights:
-        checkpoint.load(Path(policy.weights), {f"model.{n}": p.detach() for n, p in model.named_parameters()})
-    if config.device == "cuda":
-        for parameter in model.parameters():  # not the buffers: rotary frequencies need their precision
-            parameter.data = parameter.data.to(torch.bfloat16)
-    return HFEngine(model.to(config.device), config.rollout.batch_size), Chat(tokenizer)
+    weights = Path(policy.weights) if policy.weights else None
+    return folder_engine(Path(policy.path), config, bf16=config.device == "cuda", weights=weights)
 
 
 def context_limit(policy: Policy) -> int | None:

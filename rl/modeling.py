@@ -100,27 +100,14 @@ def load(path: Path | str, device: str) -> tuple[Any, Any]:
     ModelError for one that is damaged, incomplete, or not of a causal language model with its tokenizer.
     """
     path = Path(path)
-    if not (path / "config.json").is_file():
-        raise FileNotFoundError(f"{path} is no model folder: it has no config.json")
-    if not any((path / name).is_file() for name in TOKENIZER_FILES):
-        # transformers would make up an empty one.
-        raise ModelError(f"{path} has no tokenizer ({', '.join(TOKENIZER_FILES)}): add the files of the model's own")
-    if damage := distributed.agree(lambda: checkpoint.folder_damage(path)):
-        raise ModelError(
-            f"{path} is damaged: {damage}. Put a copy back; or remove it and the DONE beside it, and its stage makes "
-            f"it again. If it was changed on purpose, delete its {MANIFEST}"
-        )
+    _refuse(path)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, local_files_only=True, output_loading_info=True
         )
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except Exception as error:  # of any kind: a damaged configuration reaches deep into the model's own class
-        reason = str(error).partition("\n")[0]
-        raise ModelError(
-            f"{path} can't be loaded ({reason}): give a whole folder of a causal language model, with its weights and "
-            "its tokenizer"
-        ) from error
+        raise _cannot(path, error) from error
     if absent := sorted(report["missing_keys"]):
         # transformers would draw them at random, with a warning: a policy that is none.
         raise ModelError(f"{path} lacks weights, e.g. {absent[0]}: it is damaged, or of another kind of model")
@@ -134,6 +121,36 @@ def load(path: Path | str, device: str) -> tuple[Any, Any]:
             f"{model.get_input_embeddings().num_embeddings}: they don't belong together"
         )
     return model.to(device).eval(), tokenizer
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer of a folder whose weights somebody else loads; refuses what `load` refuses unread."""
+    _refuse(path)
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except Exception as error:
+        raise _cannot(path, error) from error
+
+
+def _refuse(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{path} is no model folder: it has no config.json")
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+        # transformers would make up an empty one.
+        raise ModelError(f"{path} has no tokenizer ({', '.join(TOKENIZER_FILES)}): add the files of the model's own")
+    if damage := distributed.agree(lambda: checkpoint.folder_damage(path)):
+        raise ModelError(
+            f"{path} is damaged: {damage}. Put a copy back; or remove it and the DONE beside it, and its stage makes "
+            f"it again. If it was changed on purpose, delete its {MANIFEST}"
+        )
+
+
+def _cannot(path: Path, error: Exception) -> ModelError:
+    reason = str(error).partition("\n")[0]
+    return ModelError(
+        f"{path} can't be loaded ({reason}): give a whole folder of a causal language model, with its weights and its "
+        "tokenizer"
+    )
 
 
 class ModelError(ConfigError):

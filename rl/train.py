@@ -224,7 +224,7 @@ def make_engine(config: Config, learner: Learner, model_folder: Path) -> Engine 
         return HFEngine(model, config.rollout.batch_size) if distributed.first() else None
     from rl.engines.vllm import engine_for
 
-    own = engine_for(config, model_folder, distributed.world())
+    own = engine_for(config, model_folder, config.train.autocast, distributed.world())
     engine = RankEngine(own) if distributed.world() > 1 else own
     weight_sync.push(learner, engine)  # those of the checkpoint, if there is one; and checked before the first step
     return engine

@@ -326,13 +326,13 @@ class VLLMEngine:
             ) from error
 
 
-def engine_for(config: Config, folder: Path, ranks: int = 1) -> VLLMEngine:
-    """The engine that a run's settings ask for, with the weights of `folder`. Raises EngineError."""
+def engine_for(config: Config, folder: Path, bf16: bool, ranks: int = 1) -> VLLMEngine:
+    """The engine that a run's settings ask for, with the weights of `folder`, in bf16 or fp32. Raises EngineError."""
     return VLLMEngine(
         folder,
         config.rollout.batch_size,
         config.model.context,
-        torch.bfloat16 if config.train.autocast else torch.float32,
+        torch.bfloat16 if bf16 else torch.float32,
         config.engine.memory_share,
         int(config.engine.kv_cache_gib * 2**30),
         config.engine.seeded,
