@@ -218,8 +218,13 @@ run_job() {
 
 interrupt() { # Ctrl-C for the program that call waits for, and its end if that doesn't help
     if [[ -n "$child" ]]; then
-        kill -INT -- "-$child" 2>/dev/null || true
-        for _ in {1..120}; do kill -0 -- "-$child" 2>/dev/null || break; sleep 0.1; done
+        # TERM, which train.sh takes just as well: started in the background of a script, all of us ignore INT. Killed,
+        # it would leave its stage behind, which has a process group of its own.
+        local signal
+        for signal in INT TERM; do
+            kill "-$signal" -- "-$child" 2>/dev/null || true
+            for _ in {1..80}; do kill -0 -- "-$child" 2>/dev/null || break 2; sleep 0.1; done
+        done
         kill -KILL -- "-$child" 2>/dev/null || true
     fi
     exit 143

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,13 @@ while (($#)); do if [[ "$1" == --run ]]; then run="$2"; fi; shift; done
 echo "$run on ${CUDA_VISIBLE_DEVICES:-cpu}" >>"$LOG"
 [[ -d "$run/sft/model" && -d "$run/problems" && ! -e "$run/sft/checkpoints" ]] || exit 9
 if [[ -n "${FAILS:-}" && "$run" == *"$FAILS"* ]]; then echo "no luck"; exit 3; fi
+if [[ -n "${HANGS:-}" ]]; then # as train.sh: its stage has a process group of its own, which goes when it is stopped
+    set -m
+    sleep 100 &
+    trap 'kill -KILL %1; exit 130' INT TERM
+    echo $! >"$HANGS"
+    wait
+fi
 sleep 0.3
 mkdir -p "$run/eval/rl" && touch "$run/eval/rl/DONE"
 """
@@ -157,3 +166,31 @@ def test_a_failed_run_is_named_the_others_go_on_and_the_next_call_repeats_it_alo
 def test_a_run_of_several_gpus_gets_them_together(copy):
     _, log = run(copy, GPUS="0 1 2 3", GPUS_PER_RUN="2")
     assert {line.split(" on ")[1] for line in log if " on " in line} <= {"0,1", "2,3"}
+
+
+def running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(") ")[2][0] != "Z"
+
+
+@pytest.mark.parametrize("interrupts", [signal.SIG_DFL, signal.SIG_IGN], ids=["from a shell", "in the background"])
+def test_stopped_it_leaves_no_stage_behind(copy, interrupts):
+    """What a script starts in the background ignores Ctrl-C from birth, and so does all that it starts."""
+    pid = copy / "pid"
+    environment = {"PYTHON": str(copy / "python"), "LOG": "/dev/null", "RUNS": "runs/x", "SEEDS": "1", "GPUS": ""}
+    process = subprocess.Popen(
+        ["bash", str(copy / "scripts/ablations/figure_2.sh")],
+        env={**os.environ, **environment, "HANGS": str(pid)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, interrupts),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 30
+    while not (pid.exists() and pid.read_text().strip()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    stage = int(pid.read_text())
+    assert running(stage)
+    process.terminate()
+    assert process.wait(timeout=40) == 130
+    assert not running(stage)
