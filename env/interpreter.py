@@ -1,4 +1,5 @@
-"""Triton's interpreter made fit for a judge: autotuning without a GPU, and no work done twice in a launch.
+"""Triton's interpreter made fit for a judge: autotuning without a GPU, no work done twice in a launch, no way out of a
+launch's memory (env/bounds.py).
 
 Runs in the fork server, before any worker exists, and in a worker before foreign code comes in (CPU only).
 """
@@ -13,13 +14,15 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime import driver, interpreter
 
+from env import bounds
 from env.launches import LaunchLog
 
 
 def prepare() -> None:
-    """Install both for this process and all that are forked from it."""
+    """Install all of it for this process and all that are forked from it."""
     driver.set_active(InterpreterDriver())
     _patch_language_once_a_launch()
+    bounds.install()
 
 
 class InterpreterDriver(DriverBase):
