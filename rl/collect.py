@@ -7,7 +7,7 @@ Runs in the driver. The teacher is an engine of text: the script (rl/teacher.py)
 | --- | --- |
 | asked.jsonl | all trajectories, texts and verdicts without token ids; it grows, and a killed run goes on with it |
 | answers.jsonl | a server's answers as they came, so that none is paid for twice |
-| trajectories.jsonl | those that `collect.keep` keeps: what SFT trains on |
+| trajectories.jsonl, manifest.json | those that `collect.keep` keeps: what SFT trains on; and their digest |
 | messages.jsonl, .parquet | the same as tables for other trainers (rl/export.py) |
 | DONE | last |
 """
@@ -15,16 +15,18 @@ Runs in the driver. The teacher is an engine of text: the script (rl/teacher.py)
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from env.files import write_atomic
 from env.pool import PoolError
 from env.problems import ProblemError, load_jsonl
 from env.records import Problem
-from rl import checkpoint, run_lock, seeding
+from rl import checkpoint, manifest, run_lock, seeding
 from rl.config import Config, ConfigError, Keep, load_run
 from rl.engines.base import Engine, EngineError, Sampling
 from rl.export import export
@@ -61,10 +63,21 @@ def collect(engine: Engine, judge: Judge, problems: Sequence[Problem], config: C
         raise RuntimeError(f"not one of {len(found)} samples could be judged; the last verdict: {last}; see {path}")
     if len(judged) < len(found):
         print(f"{len(found) - len(judged)} of {len(found)} samples were dropped: they could not be judged", flush=True)
-    kept = filtered(judged, config.collect.keep, config.seed)
+    answered = [trajectory for trajectory in judged if all(turn.completion_text.strip() for turn in trajectory.turns)]
+    if len(answered) < len(judged):
+        print(f"{len(judged) - len(answered)} of {len(found)} samples were dropped: an answer is empty", flush=True)
+    if not answered:
+        raise RuntimeError(
+            f"all of {len(judged)} samples have an empty answer: does the teacher spend all of rollout.max_new_tokens "
+            f"on thinking, or refuse? See {path}"
+        )
+    kept = filtered(answered, config.collect.keep, config.seed)
     if not kept:
         raise RuntimeError(f"collect.keep leaves nothing of {len(judged)} samples; see {path}")
-    write_trajectories(folder / "trajectories.jsonl", kept)
+    final = folder / "trajectories.jsonl"
+    write_trajectories(final, kept)
+    digests = {"files": {final.name: manifest.entry(final)}}
+    write_atomic(folder / manifest.MANIFEST, json.dumps(digests, indent=1, sort_keys=True) + "\n")
     files = export(kept, folder / "messages")
     counts = ", ".join(f"{status} {count}" for status, count in Counter(map(last_status, kept)).most_common())
     print(f"cold start: {len(kept)} of {len(found)} kept ({counts}); {', '.join(map(str, files))}", flush=True)

@@ -231,7 +231,7 @@ class Rejection:
     mrs: Literal["sample", "trajectory", "off"] = "sample"
     mrs_low: float = ranged(0.999, low=0, high=1)
     mrs_high: float = ranged(1.001, low=1)
-    token_veto: float = ranged(1e-4, low=0, high=1)
+    token_veto: float = ranged(1e-4, low=0, high=0.9)  # at 1 every last-bit difference would veto
     prs: Literal["soft", "hard", "off"] = "soft"
     prs_tau: float = ranged(0.3, low=0, high=1)
     prs_s: float = ranged(0.1, above=0)
@@ -459,6 +459,11 @@ def _check(config: Config, where: Where) -> None:
         config.collect.teacher == "script" or bool(config.server.url and config.server.model),
         ["collect.teacher", "server.url", "server.model"],
         "a teacher on a server needs its url (http://host:port/v1) and the model's name there",
+    )
+    require(
+        any(asdict(config.collect.keep).values()),
+        ["collect.keep"],
+        "every share is 0, so nothing would be left to train on",
     )
     require(
         not config.server.url or config.server.url.startswith(("http://", "https://")),

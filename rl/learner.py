@@ -7,6 +7,7 @@ may be in bf16 (`train.autocast`).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
@@ -226,6 +227,10 @@ class Learner:
                 whole[name] = value.cpu()
         with torch.device("meta"):  # for its configuration alone: the weights are given
             model = type(self.model)(self.model.config)
+        generation = self.model.generation_config  # the folder's own end tokens and sampling settings
+        with contextlib.suppress(ValueError):  # transformers doesn't write settings that contradict each other
+            generation.validate(strict=True)
+            model.generation_config = generation
         distributed.agree(lambda: checkpoint.save_folder(model, tokenizer, folder, whole))
 
 

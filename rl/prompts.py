@@ -118,8 +118,8 @@ class Chat:
         """Sequences (ids, loss_mask), each [tokens], of a trajectory known by its text, laid out as a rollout does.
 
         One sequence for all turns whose prompts extend each other; a turn for which the template rewrites history
-        begins another. The mask is 1 at the answers' tokens, their end token included, and each answer is trained on
-        once. Raises ValueError for a trajectory without turns.
+        begins another. The mask is 1 at the answers' tokens, and each answer is trained on once: with its end token,
+        unless it was cut off, which must not teach to stop there. Raises ValueError for a trajectory without turns.
         """
         if not trajectory.turns:
             raise ValueError(f"problem {trajectory.problem_id!r} sample {trajectory.sample_index}: no turns")
@@ -128,7 +128,9 @@ class Chat:
         for turn in trajectory.turns:
             message, answer = turn.prompt_text, turn.completion_text
             prompt = self.next_prompt(done, message) if done else self.first_prompt(message)
-            completion = [*self._encode(self.plain(answer)), self.layout.end_id]
+            completion = self._encode(self.plain(answer))
+            if turn.finish_reason == "stop":
+                completion.append(self.layout.end_id)
             before, mask = sequences[-1] if sequences else ([], [])
             if sequences and prompt[: len(before)] == before:
                 sequences.pop()
@@ -136,7 +138,7 @@ class Chat:
                 before, mask = [], []
             mask = [*mask, *[0] * (len(prompt) - len(before)), *[1] * len(completion)]
             sequences.append((prompt + completion, mask))
-            done.append(Turn(prompt, completion, [], 0, "stop", message, answer))
+            done.append(Turn(prompt, completion, [], 0, turn.finish_reason, message, answer))
         return sequences
 
     def plain(self, text: str) -> str:

@@ -132,7 +132,8 @@ class _Rollout:
                 self._submit(self._sample(request), completion)
             sampled = sampled or time.perf_counter()
             for sample in active:
-                self._note(sample)
+                if sample.verdict is not None:
+                    self._note(sample)
             self.seconds["seconds/rollout"] += sampled - begun
             self.seconds["seconds/judge"] += time.perf_counter() - sampled
 
@@ -144,7 +145,10 @@ class _Rollout:
             for request, completion in checked(self.engine, self, self.plan.sampling):
                 sample = self._sample(request)
                 self._submit(sample, completion)
-                self._judging.append(sample)
+                if sample.verdict is not None:
+                    self._judging.append(sample)
+                else:
+                    self._go_on(sample)
         except EngineError:
             while self.window and self._judging:  # answers that are there are kept with their verdicts
                 self._collect(blocking=True)
@@ -220,6 +224,11 @@ class _Rollout:
         return self.samples[request.key % len(self.samples)]
 
     def _submit(self, sample: _Sample, completion: Completion) -> None:
+        if self.engine.takes == "messages" and completion.finish_reason == "context":
+            # A server without room for the conversation: there is no answer, and so no turn.
+            sample.trajectory.ended = "context"
+            self.bar.update(self.plan.turns - len(sample.trajectory.turns))
+            return
         sample.completion, sample.text = completion, self.chat.answer_text(completion)
         sample.verdict = self.judge.submit(sample.problem, sample.text, raw=True)
 

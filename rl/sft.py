@@ -177,6 +177,12 @@ def main(run: Path) -> None:
     source = run / "collect" / "trajectories.jsonl"
     if not source.is_file():
         raise FileNotFoundError(f"{source} is missing: run `python -m rl.collect --run {run}` first")
+    if damage := checkpoint.folder_damage(source.parent):
+        raise ConfigError(
+            f"{source.parent} isn't as the cold start left it: {damage}. Put a copy back, or remove {source.parent}"
+            "/DONE: then `python -m rl.collect` makes it again from asked.jsonl. If it was changed on purpose, delete "
+            "its manifest.json"
+        )
     distributed.start(config.device)
     with run_lock.held(folder):
         _stage(folder, source, config)

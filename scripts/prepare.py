@@ -36,6 +36,8 @@ RESUMABLE = (
     "train.steps", "train.checkpoint_every", "train.keep_checkpoints", "train.max_skipped", "train.micro_batch_tokens",
     "env.slots",
 )  # fmt: skip
+# Groups of settings that nothing has read before the cold start is complete: its answers are kept as they came.
+READ_LATER = ("collect.keep.", "server.", "sft.")
 LARGEST_LOG = 64 * 2**20  # a file of trajectories or figures, roughly
 ROOM_BYTES = 512 * 2**20  # trajectories, figures and TensorBoard files, roughly
 
@@ -155,7 +157,8 @@ def settings_faults(config: Config, run: Path) -> list[str]:
         return [f"{path} holds no settings; remove {run} or choose another folder: --run NAME"]
     done = (run / "rl" / "DONE").is_file()
     allowed = () if done else RESUMABLE
-    changed = different_keys(old, config.to_json(), allowed)
+    later = () if (run / "collect" / "DONE").is_file() or (run / "sft").exists() else READ_LATER
+    changed = [line for line in different_keys(old, config.to_json(), allowed) if not line.startswith(later)]
     if not changed:
         return []
     lines = "\n    ".join(changed)

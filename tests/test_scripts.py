@@ -593,3 +593,16 @@ def test_a_given_python_without_the_packages_is_refused_with_their_names(tmp_pat
         text=True,
     )
     assert result.returncode == 1 and "torch" in result.stderr and "unset PYTHON" in result.stderr
+
+
+def test_what_the_cold_start_has_not_read_may_change_until_it_is_complete(tmp_path, two_lists):
+    base = ["problems.train=5", "problems.heldout=2"]
+    prepare.prepare(load_recipe("mini-cpu", base), tmp_path)
+    (tmp_path / "collect").mkdir()
+    later = load_recipe("mini-cpu", [*base, "collect.keep.hack=0", "sft.lr=0.01", "server.timeout_s=7"])
+    assert prepare.check(later, tmp_path) == []
+    (fault,) = prepare.check(load_recipe("mini-cpu", [*base, "collect.keep.hack=0", "collect.turns=3"]), tmp_path)
+    assert "collect.turns: 2 -> 3" in fault and "keep.hack" not in fault
+    (tmp_path / "collect" / "DONE").touch()
+    (fault,) = prepare.check(later, tmp_path)
+    assert "collect.keep.hack" in fault and "sft.lr" in fault and "server.timeout_s" in fault

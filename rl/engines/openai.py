@@ -11,6 +11,7 @@ import json
 import os
 import random
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -114,14 +115,14 @@ class OpenAIEngine:
         request = urllib.request.Request(self._address, json.dumps(body).encode(), headers)
         try:
             with urllib.request.urlopen(request, timeout=self.server.timeout_s) as response:
-                text = response.read()
+                text = _read(response, self.server.timeout_s)
         except urllib.error.HTTPError as error:
             return self._refusal(error, body)
         except (OSError, http.client.HTTPException) as error:  # refused, reset, cut off, timed out
             raise _Passing(f"{type(error).__name__}: {error}") from error
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _Passing(f"an answer that is no JSON: {text[:200]!r}") from error
         if not isinstance(data, dict) or not data:
             raise _Passing(f"an answer that is no completion: {text[:200]!r}")
@@ -129,7 +130,10 @@ class OpenAIEngine:
 
     def _refusal(self, error: urllib.error.HTTPError, body: dict[str, Any]) -> dict[str, Any] | None:
         """What an HTTP status means: {} or None as `_post` returns them, or raises _Passing or EngineError."""
-        said = error.read().decode("utf-8", "replace")[:500]
+        try:
+            said = _read(error, self.server.timeout_s).decode("utf-8", "replace")[:500]
+        except (OSError, http.client.HTTPException) as failure:
+            said = f"({failure})"
         if error.code in PASSING:
             raise _Passing(f"HTTP {error.code}: {said}", _seconds(error.headers.get("Retry-After")))
         if error.code in (400, 413, 422) and any(words in said for words in TOO_LONG):
@@ -161,6 +165,17 @@ class OpenAIEngine:
         if not text.strip() and reason != "length" and not last:
             raise _Passing("an empty answer")
         return Completion([], [], "length" if reason == "length" else "stop", text=text)
+
+
+def _read(response: Any, timeout_s: float) -> bytes:
+    """The whole body within so many seconds: the socket's own timeout begins anew with every byte, and a server may
+    send blanks for ever while it works. Raises TimeoutError."""
+    deadline, parts = time.monotonic() + timeout_s, []
+    while part := response.read1():
+        parts.append(part)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no whole answer within {timeout_s:g} s")
+    return b"".join(parts)
 
 
 def _seconds(header: str | None) -> float | None:

@@ -274,7 +274,8 @@ def test_what_sft_and_others_read_is_on_disk_before_it_has_its_name(tmp_path, mo
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(os, "replace", noted_replace)
     collect(Teacher(), Judge(), PROBLEMS, CONFIG, tmp_path)
-    assert renamed == dict.fromkeys(["trajectories.jsonl", "messages.jsonl", "messages.parquet"], True)
+    names = ["trajectories.jsonl", "manifest.json", "messages.jsonl", "messages.parquet"]
+    assert renamed == dict.fromkeys(names, True)
 
 
 # Teachers ------------------------------------------------------------------------------------------------------------
@@ -328,3 +329,57 @@ def test_a_server_is_asked_once_for_each_answer(tmp_path, monkeypatch):
     assert len(collected(tmp_path / "collect")) == 6 and (tmp_path / "collect" / "DONE").exists()
     again = make_teacher(PROBLEMS, config, tmp_path / "collect")
     assert isinstance(again, JournalEngine) and len(again._known) == 12
+
+
+def test_empty_answers_are_dropped_and_said(tmp_path, capsys):
+    """A reasoning model that spends its budget on thinking: an empty answer would teach to say nothing."""
+
+    class Silent(Teacher):
+        def stream(self, source, sampling):
+            for request, completion in super().stream(source, sampling):
+                silent = "sample 3," in request.name and request.name.endswith("turn 2")
+                yield request, (replace(completion, text=" \n", finish_reason="length") if silent else completion)
+
+    collect(Silent(), Judge(), PROBLEMS, CONFIG, tmp_path)
+    assert "3 of 50 samples were dropped: an answer is empty" in capsys.readouterr().out
+    assert len(collected(tmp_path)) == 47 and 3 not in {t.sample_index for t in collected(tmp_path)}
+
+
+def test_a_teacher_that_never_says_anything_is_an_error(tmp_path):
+    class Mute(Teacher):
+        def stream(self, source, sampling):
+            for request, completion in super().stream(source, sampling):
+                yield request, replace(completion, text="")
+
+    with pytest.raises(RuntimeError, match="all of 50 samples have an empty answer"):
+        collect(Mute(), Judge(), PROBLEMS, CONFIG, tmp_path)
+
+
+@pytest.mark.parametrize("turn, left", [(1, 0), (2, 1)])
+def test_a_server_without_room_ends_the_conversation_there(tmp_path, turn, left):
+    class Small(Teacher):
+        def stream(self, source, sampling):
+            for request, completion in super().stream(source, sampling):
+                full = "sample 5," in request.name and request.name.endswith(f"turn {turn}")
+                yield request, (replace(completion, text="", finish_reason="context") if full else completion)
+
+    collect(Small(), Judge(), PROBLEMS, CONFIG, tmp_path)
+    asked = [t for t in read_trajectories(tmp_path / "asked.jsonl") if t.sample_index == 5]
+    assert [(len(t.turns), t.ended) for t in asked] == [(left, "context")] * 3
+    assert sum(t.sample_index == 5 for t in collected(tmp_path)) == (3 if left else 0)
+
+
+def test_trajectories_that_were_cut_after_the_cold_start_are_not_trained_on(tmp_path, monkeypatch):
+    from rl import sft
+
+    collect(Teacher(), Judge(), PROBLEMS, CONFIG, tmp_path / "collect")
+    monkeypatch.setattr(sft, "load_run", lambda run: CONFIG)
+    monkeypatch.setattr(sft, "_stage", lambda *_: None)
+    sft.main(tmp_path)
+    path = tmp_path / "collect" / "trajectories.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:25]))  # at a line's end: nothing else shows it
+    with pytest.raises(ConfigError, match=r"trajectories\.jsonl has \d+ bytes instead of \d+.*/DONE: then"):
+        sft.main(tmp_path)
+    (tmp_path / "collect" / "manifest.json").unlink()  # on purpose
+    sft.main(tmp_path)

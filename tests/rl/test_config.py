@@ -224,3 +224,11 @@ def test_a_run_without_readable_settings_is_said_by_file(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"config\.json"):
         load_run(tmp_path)
+
+
+def test_keeping_nothing_and_a_veto_of_everything_are_refused():
+    statuses = ("correct", "incorrect", "hack", "compile_error", "runtime_error", "timeout", "oom")
+    with pytest.raises(ConfigError, match="nothing would be left to train on"):
+        load_recipe("mini-cpu", [f"collect.keep.{status}=0" for status in statuses])
+    with pytest.raises(ConfigError, match=r"rejection\.token_veto"):
+        load_recipe("mini-cpu", ["rejection.token_veto=1"])

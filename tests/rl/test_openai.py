@@ -207,3 +207,33 @@ def test_a_server_must_be_named_and_has_no_weights_to_change():
         OpenAIEngine(Server(url="http://localhost/v1"))
     with pytest.raises(EngineError, match="can't be changed"):
         OpenAIEngine(Server(url="http://localhost/v1", model="m")).push(None)
+
+
+def test_a_server_that_sends_blanks_for_ever_is_given_up(tmp_path):
+    """The socket's timeout begins anew with every byte."""
+    import socket
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    stop = threading.Event()
+
+    def drip():
+        while not stop.is_set():
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                while not stop.wait(0.05):
+                    try:
+                        connection.sendall(b" ")
+                    except OSError:
+                        break
+
+    threading.Thread(target=drip, daemon=True).start()
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    engine = OpenAIEngine(Server(url=address, model="m", attempts=1, timeout_s=0.5))
+    begun = time.monotonic()
+    with pytest.raises(EngineError, match=r"no whole answer within 0\.5 s.*server\.timeout_s"):
+        generate(engine, [[{"role": "user", "content": "hi"}]], Sampling(8), [1])
+    assert time.monotonic() - begun < 5
+    stop.set()
+    listener.close()

@@ -208,3 +208,14 @@ def test_messages_for_a_server_are_the_whole_conversation():
     roles = [(message["role"], message["content"]) for message in chat.next_prompt(turns, "three")]
     assert roles == [("user", "one"), ("assistant", "two"), ("user", "three")]
     assert chat.answer_text(Completion([], [], "stop", text="  kept ")) == "  kept "
+
+
+def test_a_cut_answer_is_trained_on_without_an_end():
+    """An end token behind it would teach to stop in the middle of code."""
+    chat = Chat(train_tokenizer(["def forward(self, x):\n    return x\n"], 400))
+    turns = [Turn([], [], [], 0, reason, "ask", "x = torch.") for reason in ("length", "stop")]
+    ((ids, mask),) = chat.encode_trajectory(Trajectory("p", 0, turns))
+    ends = [i for i, token in enumerate(ids) if token in chat.stop_ids and mask[i]]
+    assert ends == [len(ids) - 1]
+    answer = chat.tokenizer.encode("x = torch.", add_special_tokens=False)
+    assert sum(mask) == 2 * len(answer) + 1
