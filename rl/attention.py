@@ -8,6 +8,7 @@ for it) attends within rows only; any other call, sampling with a cache say, is 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from rl.batch import Pack
+from rl.config import ConfigError
 
 NAME = "packed"
 
@@ -43,6 +45,23 @@ def arguments(pack: Pack) -> dict[str, Any]:
     }
 
 
+def short_window(who: str, window: int, length: str) -> str:
+    """What is wrong with a model that attends to the last `window` tokens only. length: what is longer, in words."""
+    return (
+        f"{who} attends to the last {window} tokens only, {length}: lower model.context to {window}, or use a model "
+        "without sliding windows"
+    )
+
+
+def capped(who: str, caps: Mapping[str, float]) -> str:
+    """What is wrong with a model that soft-caps its attention scores or logits, as Gemma 2 does."""
+    named = ", ".join(f"{key} = {value}" for key, value in caps.items())
+    return (
+        f"{who} soft-caps its attention scores or its logits ({named}), which the learner doesn't compute: its "
+        "log-probs would be another model's. Use a model without soft-capping, e.g. Qwen3 or Llama"
+    )
+
+
 def packed_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -53,21 +72,21 @@ def packed_attention(
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Query [1, heads, tokens, size], key and value [1, kv heads, tokens, size] -> ([1, tokens, heads, size], None).
 
-    Raises ValueError for a model whose window is shorter than a row.
+    Raises ConfigError for a model whose window is shorter than a row, or that soft-caps its scores.
     """
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **others
         )
     if sliding_window is not None and sliding_window < max_length_q:
-        raise ValueError(
-            f"{type(module).__name__} attends to the last {sliding_window} tokens only, a row has {max_length_q}: "
-            f"lower model.context to {sliding_window}, or use a model without sliding windows"
-        )
+        raise ConfigError(short_window(type(module).__name__, sliding_window, f"a row has {max_length_q}"))
+    if softcap is not None:
+        raise ConfigError(capped(type(module).__name__, {"softcap": softcap}))
     size = query.shape[-1]
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256:
         return _flash(query, key, value, scaling, cu_seq_lens_q, max_length_q), None

@@ -46,6 +46,17 @@ def stored(path: Path) -> Shapes:
     return {name: tuple(entry["shape"]) for file in files for name, entry in header(file)[1].items()}
 
 
+def settings(path: Path, written: dict) -> dict:
+    """Everything in a folder's configuration, with what its class adds to config.json (`written`): Mistral's has a
+    window by default. `written` alone where that describes no configuration, which `described` refuses."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True).get_text_config().to_dict()
+    except Exception:  # of any kind, as in `described`
+        return written
+
+
 def described(path: Path) -> tuple[Shapes, str, list[str]]:
     """Shapes by name of the model that config.json describes, the name of its inner model ("model"), and patterns of
     tensors that it leaves aside (layers for other ways of decoding). Raises ValueError where it describes none."""

@@ -7,6 +7,7 @@ the settings themselves, rl.config has refused by then.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from env.pool import visible_gpus
@@ -109,7 +110,11 @@ def model_faults(path: Path, context: int) -> list[str]:
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         return [f"{start}: config.json is damaged (architectures is {kinds!r}); get the folder anew"]
     if not any(kind.endswith("ForCausalLM") for kind in kinds):
-        found.append(f"{start} is no causal language model, but {', '.join(kinds) or 'of no stated kind'}")
+        found.append(
+            f"{start} is {', '.join(kinds) or 'of no stated kind'} (architectures in its config.json); what can be "
+            "trained here is a decoder with rotary positions and a plain output head, whose architecture ends in "
+            "ForCausalLM, e.g. Qwen3ForCausalLM or LlamaForCausalLM"
+        )
     if damage := weight_damage(path):
         found.append(f"{start}: {damage}; get the folder anew")
     elif not found:
@@ -124,7 +129,23 @@ def model_faults(path: Path, context: int) -> list[str]:
         found.append(
             f"model.context = {context}, but {path} was made for {longest} positions; set it to {longest} or less"
         )
+    found += _attention_faults(start, model_shapes.settings(path, shape), context)
     return found + _tokenizer_faults(path, shape.get("vocab_size"))
+
+
+def _attention_faults(start: str, settings: dict, context: int) -> list[str]:
+    """What the model does to attention scores or logits that the learner doesn't compute. Policy.check (rl/policy.py)
+    sees none of it: its rows are shorter than any window, a cap hardly changes small logits, and SDPA, which computes
+    the logits that it compares with, leaves out a cap of the scores too."""
+    from rl import attention  # imports transformers
+
+    found, window, layers = [], settings.get("sliding_window"), settings.get("layer_types")
+    listed = "sliding_attention" in layers if isinstance(layers, list) else True  # without a list, all layers have it
+    if isinstance(window, int) and window < context and listed and settings.get("use_sliding_window") is not False:
+        found.append(attention.short_window(start, window, f"and model.context is {context}"))
+    if caps := {key: value for key, value in sorted(settings.items()) if re.search("soft_?cap", key) and value}:
+        found.append(attention.capped(start, caps))
+    return found
 
 
 def weight_damage(path: Path) -> str:

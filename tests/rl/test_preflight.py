@@ -9,11 +9,12 @@ import shutil
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3ForCausalLM
 
 from env.problems import ProblemError
 from rl import modeling, preflight
-from rl.config import load_recipe
+from rl.config import ConfigError, load_recipe
+from rl.policy import Policy
 from scripts import prepare
 
 pytestmark = pytest.mark.budget(40)
@@ -131,6 +132,81 @@ def test_a_configuration_of_other_sizes_than_the_weights_is_refused(model, chang
     edit(model / "config.json", **changes)
     faults = "\n".join(preflight.model_faults(model, 100))
     assert re.search(words, faults) and str(model) in faults, faults
+
+
+def gpt2(model):
+    edit(model / "config.json", architectures=["GPT2LMHeadModel"], model_type="gpt2")
+
+
+def test_a_causal_model_of_another_shape_is_told_which_shape_is_trained(model):
+    gpt2(model)
+    faults = "\n".join(preflight.model_faults(model, 200))
+    assert re.search("is GPT2LMHeadModel .*rotary positions and a plain output head.*e.g. Qwen3ForCausalLM", faults)
+    assert "no causal" not in faults
+
+
+def save_as(kind, model, **sizes):
+    """Weights of another kind of model in the place of the small one's; settings that its class has by default are
+    not written down, as in many published folders."""
+    config = AutoConfig.for_model(
+        kind, hidden_size=16, intermediate_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        num_hidden_layers=sizes.pop("layers", 2), max_position_embeddings=8192, pad_token_id=0,
+        vocab_size=512, **sizes,
+    )  # fmt: skip
+    (model / "manifest.json").unlink(missing_ok=True)
+    AutoModelForCausalLM.from_config(config).save_pretrained(model)
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "window"),
+    [
+        ("mistral", {"sliding_window": 64}, 64),
+        ("mistral", {"sliding_window": 200}, None),
+        ("mistral", {"sliding_window": None}, None),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": False}, None),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 1}, 64),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2}, None),
+        ("qwen3", {"sliding_window": 64, "use_sliding_window": True, "layer_types": [FULL, SLIDING]}, 64),
+        ("qwen3", {"sliding_window": 64, "use_sliding_window": True, "layer_types": [FULL, FULL]}, None),
+        ("phi3", {"sliding_window": 64}, 64),
+    ],
+)
+def test_a_window_shorter_than_the_context_is_refused_before_the_cold_start(model, kind, settings, window):
+    """And only where it is, and where some layer has it."""
+    save_as(kind, model, **settings)
+    told = rf"attends to the last {window} tokens only, and model.context is 200: lower model.context to {window}"
+    faults = preflight.model_faults(model, 200)
+    assert len(faults) == (window is not None) and all(re.search(told, fault) for fault in faults), faults
+    assert preflight.model_faults(model, window or 200) == []
+
+
+def test_a_window_that_is_the_classs_own_counts(model):
+    save_as("mistral", model)
+    written = json.loads((model / "config.json").read_text())
+    written.pop("sliding_window", None)
+    (model / "config.json").write_text(json.dumps(written))
+    (fault,) = preflight.model_faults(model, 5000)
+    assert "the last 4096 tokens only, and model.context is 5000" in fault
+
+
+def test_soft_capping_is_refused_by_name(model):
+    """Both caps; without them the same model is fine. The learner, which can't tell by its two short rows, refuses
+    that of attention too."""
+    save_as("gemma2", model, sliding_window=4096)
+    (fault,) = preflight.model_faults(model, 200)
+    assert str(model) in fault
+    assert "(attn_logit_softcapping = 50.0, final_logit_softcapping = 30.0)" in fault
+    edit(model / "config.json", final_logit_softcapping=None)
+    (fault,) = preflight.model_faults(model, 200)
+    assert "(attn_logit_softcapping = 50.0)" in fault
+    with pytest.raises(ConfigError, match=r"soft-caps.*softcap = 50\.0"):
+        Policy(modeling.load(model, "cpu")[0])
+    edit(model / "config.json", attn_logit_softcapping=None)
+    assert preflight.model_faults(model, 200) == []
+    Policy(modeling.load(model, "cpu")[0])
 
 
 def test_shards_and_weights_of_the_inner_model_alone_are_compared_too(model, monkeypatch):
