@@ -91,8 +91,13 @@ def load(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     except (CheckpointException, RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"{path} is not of this model and optimiser ({_cause(error)}): resume with the settings that it was made "
-            "with, or delete its folder to start this stage over"
+            f"with, or {_over(path.parent)}"
         ) from error
+    return plain_part(path)
+
+
+def plain_part(path: Path) -> dict[str, Any]:
+    """What is beside the tensors in a checkpoint."""
     return torch.load(path / PLAIN, map_location="cpu", weights_only=True)
 
 
@@ -175,8 +180,15 @@ def _newest(folder: Path) -> Path | None:
             return path
         log.warning("skipping the checkpoint %s: %s", path, damage)
     if candidates:
-        raise CheckpointError(f"all checkpoints in {folder} are damaged; delete that folder to start this stage over")
+        raise CheckpointError(
+            f"all checkpoints in {folder} are damaged: put whole ones back from a copy, or {_over(folder)}"
+        )
     return None
+
+
+def _over(folder: Path) -> str:
+    """How the stage whose checkpoints are in `folder` is started over. Without these alone RL would refuse to."""
+    return f"remove {folder.parent} to start this stage over (its metrics go too, and in RL its trajectories)"
 
 
 def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:

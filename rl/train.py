@@ -17,7 +17,7 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from tqdm import tqdm
 from env.pool import PoolError
 from env.problems import ProblemError, load_jsonl
 from env.records import Problem
-from rl import checkpoint, distributed, run_lock, seeding, weight_sync
+from rl import checkpoint, distributed, resuming, run_lock, seeding, weight_sync
 from rl.advantages import advantages
 from rl.batch import Row, rows_of
 from rl.config import Config, ConfigError, load_run
@@ -182,16 +182,22 @@ def evaluate_step(
     return metrics, {"seconds/evaluate": time.perf_counter() - begun}
 
 
-def resume(learner: Learner, folder: Path, config: Config) -> tuple[int, Idle]:
+def resume(learner: Learner, folder: Path, config: Config, inputs: Mapping[str, str] | None = None) -> tuple[int, Idle]:
     """Take over the newest checkpoint and remove what later steps left. Returns the number of steps done, and how many
     of the last ones trained nothing.
 
-    Settings may have changed since (more steps, another learning rate): said, not refused.
+    Settings may have changed since (more steps, another learning rate): said, not refused. Other problems or another
+    tokenizer are refused, and so is a folder that has lost its checkpoints (CheckpointError). inputs: their digests
+    (rl/resuming.py); compared where both sides have them.
     """
     newest = checkpoint.newest(folder / "checkpoints")
     done, idle = 0, Idle()
-    if newest is not None:
+    if newest is None:
+        distributed.agree(lambda: resuming.refuse_lost_checkpoints(folder, config.train.checkpoint_every))
+    else:
         done = checkpoint.step_of(newest)
+        if inputs:
+            resuming.refuse_other_inputs(checkpoint.plain_part(newest).get("inputs") or {}, inputs, folder.parent)
         plain = checkpoint.load(newest, learner.tensors())
         learner.restored(plain["learner"])
         idle = Idle.restored(plain.get("idle"))
@@ -230,16 +236,20 @@ def make_engine(config: Config, learner: Learner, model_folder: Path) -> Engine 
     return engine
 
 
-def save(learner: Learner, folder: Path, step: int, config: Config, idle: Idle) -> None:
-    """A checkpoint after `step`, which is the data cursor too (`pick_problems`)."""
+def save(
+    learner: Learner, folder: Path, step: int, config: Config, idle: Idle, inputs: Mapping[str, str] | None = None
+) -> None:
+    """A checkpoint after `step`, which is the data cursor too (`pick_problems`). inputs: as for `resume`."""
     plain = {
         "step": step,
         "learner": learner.state(),
         "rng": distributed.gather(seeding.rng_state()),
         "config": config.to_json(),
         "idle": idle.state(),
+        "inputs": dict(inputs or {}),
     }
     checkpoint.save(folder / "checkpoints", step, learner.tensors(), plain, config.train.keep_checkpoints)
+    distributed.agree(lambda: resuming.mark(folder))
 
 
 def main(run: Path) -> None:
@@ -264,7 +274,8 @@ def _stage(run: Path, folder: Path, config: Config) -> None:
     chat = Chat(tokenizer)
     refuse_short_context(chat, problems, config)
     learner = Learner(model, config)
-    done, idle = resume(learner, folder, config)
+    inputs = distributed.agree(lambda: resuming.digests(run, problems))
+    done, idle = resume(learner, folder, config, inputs)
     steps, every, first = config.train.steps, config.train.checkpoint_every, distributed.first()
     if done > steps:
         raise ConfigError(
@@ -292,7 +303,7 @@ def _stage(run: Path, folder: Path, config: Config) -> None:
                 idle.after(metrics).refuse(metrics, config)
             except TrainingPaused:
                 if step - 1 > done and (step - 1) % every:  # what was learned since the last checkpoint
-                    save(learner, folder, step - 1, config, idle)
+                    save(learner, folder, step - 1, config, idle, inputs)
                 raise
             idle = idle.after(metrics)
             if config.eval.every and step % config.eval.every == 0:
@@ -303,7 +314,7 @@ def _stage(run: Path, folder: Path, config: Config) -> None:
                 writer.write(step, metrics)
                 writer.write_wall(step, wall)
             if step % every == 0 or step == steps:
-                save(learner, folder, step, config, idle)
+                save(learner, folder, step, config, idle, inputs)
             fast = metrics.get("fast/1.2_turn1", 0.0)
             bar.set_postfix_str(f"reward {metrics.get('reward/mean', 0.0):.2f}, fast@1.2 {fast:.0%}", refresh=False)
             bar.update()

@@ -118,9 +118,12 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path, caplog, damage
 
 
 def test_starting_over_is_never_silent(tmp_path):
-    cut_in_half(save(tmp_path, 1, keep=1))
-    with pytest.raises(checkpoint.CheckpointError, match="delete that folder"):
-        checkpoint.newest(tmp_path)
+    """And the folder to remove is the stage's: without its checkpoints alone, rl.train refuses to go on."""
+    folder = tmp_path / "rl" / "checkpoints"
+    cut_in_half(save(folder, 1, keep=1))
+    told = rf"all checkpoints in {folder} are damaged.*remove {tmp_path}/rl to start.*metrics go too.*trajectories"
+    with pytest.raises(checkpoint.CheckpointError, match=told):
+        checkpoint.newest(folder)
 
 
 def test_a_half_written_folder_is_ignored_and_removed(tmp_path):
@@ -140,7 +143,9 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, other):
         wanted["model.extra"] = torch.zeros(2)
     else:
         wanted["model.w"] = torch.zeros(51)
-    with pytest.raises(checkpoint.CheckpointError, match="not of this model") as raised:
+    with pytest.raises(
+        checkpoint.CheckpointError, match=rf"not of this model.*or remove {tmp_path.parent} to"
+    ) as raised:
         checkpoint.load(path, wanted)
     assert ("model.extra" if other == "a name more" else "model.w") in str(raised.value)
 
