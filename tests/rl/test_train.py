@@ -175,6 +175,6 @@ def test_a_disk_too_full_for_tensorboard_is_told_with_its_folder(tmp_path, monke
     with MetricsWriter(tmp_path) as writer:
         with monkeypatch.context() as patch:
             patch.setattr(type(writer.board), "flush", full)
-            with pytest.raises(OSError, match=r"MiB are free there. Make room.*/tb'"):
+            with pytest.raises(OSError, match=r"MiB are free there: make room.*/tb'"):
                 writer.write(1, {"reward/mean": 1.0})
         writer.write(2, {"reward/mean": 1.0})
