@@ -18,8 +18,8 @@ from env.records import Problem
 from rl.checkpoint import CheckpointError
 from rl.manifest import entry
 
-# Outside checkpoints/, since it is to tell of a checkpoint when that folder is gone.
-MARK = ".checkpointed"
+# Says YES once a stage has written a checkpoint. Outside checkpoints/, since it is to tell when that folder is gone.
+MARK, YES, NO = ".checkpointed", "yes\n", "no\n"
 PROBLEMS, MODEL = "problems/train.jsonl", "sft/model"
 # All files that say how text becomes ids; a folder has some of them.
 TOKENIZER = (
@@ -28,20 +28,26 @@ TOKENIZER = (
 )  # fmt: skip
 
 
-def mark(folder: Path) -> None:
-    """Remember in the stage's `folder` that it has written a checkpoint."""
-    if not (folder / MARK).is_file():
-        write_atomic(folder / MARK, "a checkpoint was written: without one, this stage is not started over\n")
+def mark(folder: Path, written: bool) -> None:
+    """Remember in the stage's `folder` whether it has written a checkpoint."""
+    if _marked(folder) != (state := YES if written else NO):
+        write_atomic(folder / MARK, state)
+
+
+def _marked(folder: Path) -> str:
+    """YES or NO; "" where nothing says it."""
+    return (folder / MARK).read_text(encoding="utf-8") if (folder / MARK).is_file() else ""
 
 
 def refuse_lost_checkpoints(folder: Path, every: int) -> None:
     """Raise CheckpointError where `folder` has no checkpoint and must have had one. Call where none was found.
 
-    A run that was killed before its first one has trajectories and metrics too, and starts over. Its steps end at
-    `every` (train.checkpoint_every) at the latest, whose metrics are written before its checkpoint is.
+    A run that was killed before its first one has trajectories and metrics too, and starts over. The mark tells the two
+    apart. Without it, the steps do: before the first checkpoint they end at `every` (train.checkpoint_every) at the
+    latest, whose metrics are written before its checkpoint is.
     """
-    last = last_step(folder)
-    if not last or not ((folder / MARK).is_file() or (folder / "model").is_dir() or last > every):
+    last, state = last_step(folder), _marked(folder)
+    if not last or state == NO or not (state or last > every or (folder / "model").is_dir()):
         return
     raise CheckpointError(
         f"{folder}/checkpoints holds no checkpoint, though {last} steps were taken and train.checkpoint_every = "

@@ -211,6 +211,7 @@ def resume(learner: Learner, folder: Path, config: Config, inputs: Mapping[str, 
             print(f"RL goes on after step {done}", *changed, sep="\n  changed: ", flush=True)
 
     def remove_later() -> None:
+        resuming.mark(folder, newest is not None)
         for name in ("trajectories", "evaluation"):
             for path in (folder / name).glob("*step_*.jsonl"):
                 if int(path.stem.rpartition("_")[2]) > done:
@@ -249,7 +250,7 @@ def save(
         "inputs": dict(inputs or {}),
     }
     checkpoint.save(folder / "checkpoints", step, learner.tensors(), plain, config.train.keep_checkpoints)
-    distributed.agree(lambda: resuming.mark(folder))
+    distributed.agree(lambda: resuming.mark(folder, True))
 
 
 def main(run: Path) -> None:

@@ -84,8 +84,9 @@ def test_removing_the_folder_that_is_named_starts_the_stage_over(run):
     assert in_child(run, None) == 0 and (run / "rl" / "DONE").is_file()
 
 
+@pytest.mark.parametrize("marked", [True, False])
 @pytest.mark.parametrize("every", [2, 3])
-def test_killed_between_a_step_and_the_first_checkpoint_goes_on(tmp_path, every):
+def test_killed_between_a_step_and_the_first_checkpoint_goes_on(tmp_path, every, marked):
     """Also where the metrics of the step were written and its checkpoint was not."""
     run = tmp_path / "run"
     prepare(run, "train.steps=3", f"train.checkpoint_every={every}")
@@ -94,7 +95,13 @@ def test_killed_between_a_step_and_the_first_checkpoint_goes_on(tmp_path, every)
         train.save = lambda *given: (_ for _ in ()).throw(KeyboardInterrupt)
 
     assert ended(start(run, first=killing)) != 0
-    assert resuming.last_step(run / "rl") == every and not (run / "rl" / resuming.MARK).exists()
+    assert resuming.last_step(run / "rl") == every and not list((run / "rl").glob("checkpoints/step_*"))
+    if not marked:  # left by a version that didn't write it
+        (run / "rl" / resuming.MARK).unlink()
+    if marked:  # a checkpoint more often, which may be asked for at any time, doesn't mean that there was one
+        settings = json.loads((run / "config.json").read_text())
+        settings["train"]["checkpoint_every"] = 1
+        (run / "config.json").write_text(json.dumps(settings))
     assert in_child(run, None) == 0
     lines = (run / "rl" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
@@ -103,7 +110,13 @@ def test_killed_between_a_step_and_the_first_checkpoint_goes_on(tmp_path, every)
 def test_the_mark_tells_of_a_checkpoint_of_the_very_step(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n{"step": 3, "cut')
     resuming.refuse_lost_checkpoints(tmp_path, 3)
-    resuming.mark(tmp_path)
+    resuming.mark(tmp_path, False)
+    resuming.refuse_lost_checkpoints(tmp_path, 1)
+    resuming.mark(tmp_path, True)
+    with pytest.raises(CheckpointError, match="3 steps"):
+        resuming.refuse_lost_checkpoints(tmp_path, 3)
+    (tmp_path / resuming.MARK).unlink()
+    (tmp_path / "model").mkdir()  # made after the last checkpoint
     with pytest.raises(CheckpointError, match="3 steps"):
         resuming.refuse_lost_checkpoints(tmp_path, 3)
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')  # an evaluation before training is no step
