@@ -183,6 +183,22 @@ def test_a_window_shorter_than_the_context_is_refused_before_the_cold_start(mode
     assert preflight.model_faults(model, window or 200) == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({"use_sliding_window": False}, 0),
+        ({"use_sliding_window": True}, 1),
+        ({}, 1),
+        ({"use_sliding_window": True, "layer_types": [FULL]}, 0),
+        ({"sliding_window": None}, 0),
+    ],
+)
+def test_a_window_that_is_switched_off_is_none(monkeypatch, model, settings, count):
+    """Also for a class that keeps what config.json says as it is (Qwen2's own turns the window into None)."""
+    monkeypatch.setattr(preflight.model_shapes, "settings", lambda *given: {"sliding_window": 64, **settings})
+    assert len(preflight.model_faults(model, 200)) == count
+
+
 def test_a_window_that_is_the_classs_own_counts(model):
     save_as("mistral", model)
     written = json.loads((model / "config.json").read_text())
