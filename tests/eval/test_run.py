@@ -205,13 +205,12 @@ def test_a_server_that_misbehaves_in_every_way_is_evaluated_all_the_same(tmp_pat
         options = ("--name", "m", "--samples", "8", "--turns", "2")
         limits = ("--set", "server.timeout_s=1.0", "--set", "server.attempts=8")
         run.main(arguments(tmp_path, *options, *limits, model=url, problems="generator:heldout:6"))
-    turns = [turn for t in read_trajectories(tmp_path / "trajectories.jsonl") for turn in t.turns]
-    texts = {turn.completion_text[:8] for turn in turns}
-    assert texts == {"", "```pytho", "I can't "} and {turn.finish_reason for turn in turns} == {
-        "stop",
-        "length",
-        "context",
-    }
+    found = list(read_trajectories(tmp_path / "trajectories.jsonl"))
+    turns = [turn for t in found for turn in t.turns]
+    assert {turn.completion_text[:8] for turn in turns} == {"", "```pytho", "I can't "}
+    assert {turn.finish_reason for turn in turns} == {"stop", "length"}
+    full = [t for t in found if t.ended == "context"]  # the server had no room for a second turn: there is none
+    assert full and all(len(t.turns) == 1 for t in full)
     summary = json.loads((tmp_path / "summary.json").read_text())
     empty = sum("class ModelNew" not in turn.completion_text for turn in turns)
     judged = sum(turn.verdict["status"] != "infra_error" for turn in turns)
