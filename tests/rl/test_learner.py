@@ -1,5 +1,6 @@
 """The learner on a tiny Qwen3: exact log-probs, gradients free of batching, and a bandit solved end to end."""
 
+import json
 import math
 import sys
 from dataclasses import replace
@@ -395,3 +396,19 @@ def test_on_a_gpu_bf16_stays_close_to_fp32_and_weights_stay_fp32():
     assert metrics["policy/clip_share"] < 0.01
     assert {p.dtype for p in learner.model.parameters()} == {torch.bfloat16}
     assert {w.dtype for w in learner.weights} == {torch.float32}
+
+
+def test_the_export_keeps_the_folders_generation_settings(tmp_path):
+    """A server that loads it must stop at all of the model's end tokens."""
+    from transformers import GenerationConfig
+
+    from rl.modeling import train_tokenizer
+
+    kept = {"eos_token_id": [2, 0], "temperature": 0.6, "top_p": 0.9, "do_sample": True}
+    for name, settings in (("whole", kept), ("contradictory", {**kept, "do_sample": False})):
+        model = tiny_model()
+        model.generation_config = GenerationConfig(**settings)
+        Learner(model, config()).export(train_tokenizer(["return x\n"], 300), tmp_path / name)
+    written = json.loads((tmp_path / "whole" / "generation_config.json").read_text())
+    assert {key: written[key] for key in kept} == kept
+    assert (tmp_path / "contradictory" / "model.safetensors").is_file()
