@@ -15,14 +15,12 @@ Runs in the driver. The teacher is an engine of text: the script (rl/teacher.py)
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from env.files import write_atomic
 from env.pool import PoolError
 from env.problems import ProblemError, load_jsonl
 from env.records import Problem
@@ -76,8 +74,7 @@ def collect(engine: Engine, judge: Judge, problems: Sequence[Problem], config: C
         raise RuntimeError(f"collect.keep leaves nothing of {len(judged)} samples; see {path}")
     final = folder / "trajectories.jsonl"
     write_trajectories(final, kept)
-    digests = {"files": {final.name: manifest.entry(final)}}
-    write_atomic(folder / manifest.MANIFEST, json.dumps(digests, indent=1, sort_keys=True) + "\n")
+    manifest.write(folder, {final.name: manifest.entry(final)})
     files = export(kept, folder / "messages")
     counts = ", ".join(f"{status} {count}" for status, count in Counter(map(last_status, kept)).most_common())
     print(f"cold start: {len(kept)} of {len(found)} kept ({counts}); {', '.join(map(str, files))}", flush=True)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from env.files import write_atomic
+
 MANIFEST = "manifest.json"
 
 
@@ -19,9 +21,8 @@ def entry(path: Path) -> dict[str, Any]:
 
 
 def write(folder: Path, files: Mapping[str, dict[str, Any]], **more: Any) -> None:
-    """The manifest of `folder`: entries by name, relative to it, and what else it is to say."""
-    text = json.dumps({**more, "files": files}, indent=1, sort_keys=True)
-    (folder / MANIFEST).write_text(text, encoding="utf-8")
+    """The manifest of `folder`: entries by name, relative to it, and what else it is to say. Atomic."""
+    write_atomic(folder / MANIFEST, json.dumps({**more, "files": files}, indent=1, sort_keys=True))
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -133,9 +133,8 @@ def check(config: Config, run: Path) -> list[str]:
             "set train.keep_checkpoints lower"
         )
     weights, limit = weight_bytes(config), file_limit()
-    largest = (
-        max(weights, 3 * weights // policy_gpus()) + LARGEST_LOG
-    )  # an exported model, a rank's part of a checkpoint
+    # An exported model, or a rank's part of a checkpoint.
+    largest = max(weights, 3 * weights // policy_gpus()) + LARGEST_LOG
     if limit is not None and limit < largest:
         faults.append(
             f"no file may have more than {limit / 2**20:,.1f} MiB here, and the run writes some of about "
