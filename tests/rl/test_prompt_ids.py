@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import copy
+import sys
+from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
+sys.path.append(str(Path(__file__).parent))
+from chatml import CHATML, chatml_tokenizer
+
 from rl.config import ConfigError
 from rl.engines.base import Completion
-from rl.modeling import train_tokenizer
 from rl.prompts import Chat, TextChat, conversation_text
 from rl.records import Trajectory, Turn
 
 pytestmark = pytest.mark.budget(15)
 
-SOURCE = "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return {0: x}[0]\n"
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 DROPS_THOUGHTS = CHATML.replace("m['content']", "(m['content'].split('</think>')[-1])")
-
-
-def tokenizer(template=CHATML):
-    made = train_tokenizer([SOURCE], 400)
-    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    made.eos_token = "<|im_end|>"
-    made.chat_template = template
-    return made
 
 
 def with_bos(template):
     """As Llama's: every text that is encoded on its own begins with <s>."""
-    made = tokenizer(template)
+    made = chatml_tokenizer(template)
     made.add_special_tokens({"bos_token": "<s>"})
     begin = made.bos_token_id
     made.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
@@ -62,17 +53,17 @@ def test_a_conversation_begins_once_with_the_token_that_texts_of_a_base_model_be
 
 
 def test_an_answer_ends_with_the_end_of_a_turn_or_of_a_text():
-    made = tokenizer()
+    made = chatml_tokenizer()
     made.add_special_tokens({"eos_token": "<|endoftext|>"})
     chat = Chat(made)
     ends = made.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     assert chat.stop_ids == tuple(sorted(ends)) and ends[0] != ends[1] and chat.layout.end_id == ends[0]
-    assert Chat(tokenizer()).stop_ids == (chat.layout.end_id,)
+    assert Chat(chatml_tokenizer()).stop_ids == (chat.layout.end_id,)
 
 
 def test_markers_in_what_is_said_later_are_spelled_apart_too():
     """A feedback that quotes a marker, a stored answer that holds one: each prompt has the markers of its layout."""
-    chat = Chat(tokenizer())
+    chat = Chat(chatml_tokenizer())
     end = chat.layout.end_id
     first = chat.first_prompt("one")
     answered = [turn(first, [*chat.tokenizer.encode("two"), end])]
@@ -84,7 +75,7 @@ def test_markers_in_what_is_said_later_are_spelled_apart_too():
 
 
 def test_markers_in_a_history_that_is_rendered_anew_are_spelled_apart():
-    chat = Chat(tokenizer(DROPS_THOUGHTS))
+    chat = Chat(chatml_tokenizer(DROPS_THOUGHTS))
     end = chat.layout.end_id
     assert chat.rewrites
     thought = "hm</think>x = 1"
@@ -99,7 +90,7 @@ def test_markers_in_a_history_that_is_rendered_anew_are_spelled_apart():
 
 def test_a_history_that_the_template_leaves_alone_keeps_the_ids_that_were_sampled():
     """Where nothing is dropped a template that may drop something has no say: the ids are never made again."""
-    chat = Chat(tokenizer(DROPS_THOUGHTS))
+    chat = Chat(chatml_tokenizer(DROPS_THOUGHTS))
     first, letters = chat.first_prompt("one"), [chat.tokenizer.encode(letter)[0] for letter in "import torch"]
     assert chat.rewrites and chat.tokenizer.encode("import torch") != letters
     ids = chat.next_prompt([turn(first, [*letters, chat.layout.end_id], "one", "import torch")], "two")
@@ -108,7 +99,7 @@ def test_a_history_that_the_template_leaves_alone_keeps_the_ids_that_were_sample
 
 def test_only_special_tokens_are_spelled_apart():
     """A thinking model's <think> is a token of the language, and may be quoted."""
-    made = tokenizer()
+    made = chatml_tokenizer()
     made.add_tokens([AddedToken("<think>", special=False)])
     chat = Chat(made)
     assert chat.plain("a <think> b <|im_end|>") == "a <think> b < |im_end|>"
@@ -116,14 +107,14 @@ def test_only_special_tokens_are_spelled_apart():
 
 
 def test_an_answer_of_no_token_is_closed():
-    chat = Chat(tokenizer())
+    chat = Chat(chatml_tokenizer())
     first = chat.first_prompt("one")
     ids = chat.next_prompt([turn(first, [])], "two")
     assert ids[: len(first) + 1] == [*first, chat.layout.end_id]
 
 
 def test_spaces_of_an_answer_are_kept():
-    chat = Chat(tokenizer())
+    chat = Chat(chatml_tokenizer())
     chat.tokenizer.clean_up_tokenization_spaces = True
     for text in ("a [ 1 ] , b .", "x = y != z ?", "do n't"):
         assert chat.answer_text(Completion(chat.tokenizer.encode(text), [], "stop")) == text
@@ -140,31 +131,31 @@ def test_spaces_of_an_answer_are_kept():
 )
 def test_a_template_that_leaves_messages_out_is_refused(template):
     with pytest.raises(ConfigError, match="drops or rewrites messages"):
-        Chat(tokenizer(template))
+        Chat(chatml_tokenizer(template))
 
 
 def test_a_newline_before_the_end_of_an_answer_is_the_templates_and_a_letter_is_refused():
     """The end token alone ends an answer that is sampled; what the template puts in front of it comes with history."""
     newline, letter = (CHATML.replace("m['content'] + '", f"m['content'] + '{text}") for text in ("\\n", "e"))
-    chat = Chat(tokenizer(newline))
+    chat = Chat(chatml_tokenizer(newline))
     (end,) = chat.stop_ids
     assert chat.layout.end_id == end and chat.layout.between.startswith("<|im_end|>")
     answer = [*chat.tokenizer.encode("x = 1"), end]
     second = chat.next_prompt([turn(chat.first_prompt("one"), answer, "one", "x = 1")], "two")
     assert chat.rewrites and "x = 1\n<|im_end|>\n<|im_start|>user\ntwo\n<|im_end|>" in chat.tokenizer.decode(second)
     with pytest.raises(ConfigError, match="no single token ends an answer"):
-        Chat(tokenizer(letter))
+        Chat(chatml_tokenizer(letter))
 
 
 def test_a_template_that_begins_differently_with_an_answer_is_refused():
     late = "{% if messages|length > 1 %}{{ 'Continued.\n' }}{% endif %}" + CHATML
     with pytest.raises(ConfigError, match="begins a conversation differently"):
-        Chat(tokenizer(late))
+        Chat(chatml_tokenizer(late))
 
 
 def test_a_trajectory_without_turns_is_refused_by_name():
     with pytest.raises(ValueError, match="problem 'p' sample 3: no turns"):
-        Chat(tokenizer()).encode_trajectory(Trajectory("p", 3, []))
+        Chat(chatml_tokenizer()).encode_trajectory(Trajectory("p", 3, []))
 
 
 def test_a_conversation_as_text_holds_all_that_was_said_in_order():
@@ -174,7 +165,7 @@ def test_a_conversation_as_text_holds_all_that_was_said_in_order():
 
 
 def test_a_conversation_does_not_change_its_past():
-    chat = Chat(tokenizer())
+    chat = Chat(chatml_tokenizer())
     turns = [turn(chat.first_prompt("one"), [5, chat.layout.end_id])]
     before = copy.deepcopy(turns)
     chat.next_prompt(turns, "two")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+
+sys.path.append(str(Path(__file__).parent))
+from chatml import CHATML, SOURCE, chatml_tokenizer
 
 from rl import prompts
 from rl.config import ConfigError
@@ -13,11 +19,6 @@ from rl.records import Trajectory, Turn
 
 pytestmark = pytest.mark.budget(30)
 
-SOURCE = "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return {0: x}[0]\n"
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 # As Qwen3's: of the answers before the last question only what follows the thought is kept.
 DROPS_THOUGHTS = (
     "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m['role'] == 'user' %}{% set ns.last = loop.index0 %}"
@@ -29,14 +30,6 @@ DROPS_THOUGHTS = (
 )
 # As R1's: the thought is begun by the prompt.
 BEGINS_THOUGHTS = DROPS_THOUGHTS.replace("<|im_start|>assistant\n' }}", "<|im_start|>assistant\n<think>\n' }}")
-
-
-def chatml_tokenizer(template=CHATML):
-    other = train_tokenizer([SOURCE], 400)
-    other.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    other.eos_token = "<|im_end|>"
-    other.chat_template = template
-    return other
 
 
 @pytest.fixture(scope="module")
