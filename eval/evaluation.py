@@ -35,8 +35,8 @@ def evaluate(settings: Settings, problems: list[Problem], engine: Engine, chat: 
     config = Config.from_json(settings.config)
     plan = _plan(config, engine, chat)
     if settings.scaling == "context":
-        room = plan.min_new_tokens or plan.sampling.max_new_tokens
-        chat = ContextChat(chat, settings.keep, plan.sampling.context - room if plan.sampling.context else 0)
+        room = plan.sampling.context - plan.least_answer if plan.sampling.context else 0
+        chat = ContextChat(chat, settings.keep, room)
     _refuse_too_small(chat, plan, problems)
     total = len(problems) * (plan.samples * plan.turns + settings.best_of)
     done = [path for path in (folder / "trajectories.jsonl", folder / "parallel.jsonl") if path.is_file()]
@@ -126,7 +126,7 @@ def _refuse_too_small(chat: Chat | TextChat | ContextChat, plan: Plan, problems:
     """Raises RunError where no problem's first prompt leaves room for an answer; says how many don't."""
     if not plan.sampling.context:
         return
-    room = plan.sampling.context - (plan.min_new_tokens or plan.sampling.max_new_tokens)
+    room = plan.sampling.context - plan.least_answer
     lengths = [chat.length(chat.first_prompt(plan.wording.first_message(problem))) for problem in problems]
     too_long = sum(length > room for length in lengths)
     if too_long == len(problems):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rl.config import Config, ConfigError
 from rl.logprobs import CHUNK_LOGITS
+from rl.plan import least_answer
 
 GIB = 2**30
 # Lanes of a judge where env.lanes is 0 (env/pool.py), and what one takes of a GPU: 38.5 GiB were measured with 24.
@@ -306,7 +307,7 @@ def _prompts(config: Config, lengths: Lengths) -> Iterator[int]:
     answer = min(lengths.answer, config.rollout.max_new_tokens)
     prompt = lengths.first_prompt
     for _ in range(config.rollout.turns):
-        if prompt + (config.rollout.min_new_tokens or config.rollout.max_new_tokens) > config.model.context:
+        if prompt + least_answer(config) > config.model.context:
             return
         yield prompt
         prompt += answer + lengths.feedback

@@ -42,6 +42,11 @@ class Plan:
     min_new_tokens: int = 0
     schedule: Literal["turns", "phases", "free"] = "turns"
 
+    @property
+    def least_answer(self) -> int:
+        """Tokens that must fit into the context behind a prompt for a turn to begin."""
+        return _least(self.min_new_tokens, self.sampling.max_new_tokens)
+
 
 def schedule_of(config: Config) -> Literal["turns", "phases", "free"]:
     """When samples of a policy in this process take their turns."""
@@ -51,8 +56,12 @@ def schedule_of(config: Config) -> Literal["turns", "phases", "free"]:
 
 
 def least_answer(config: Config) -> int:
-    """Tokens that must fit into the context behind a prompt for a turn to begin."""
-    return min(config.rollout.min_new_tokens or config.rollout.max_new_tokens, config.rollout.max_new_tokens)
+    """Plan.least_answer of the plans that these settings make."""
+    return _least(config.rollout.min_new_tokens, config.rollout.max_new_tokens)
+
+
+def _least(least: int, most: int) -> int:
+    return min(least or most, most)
 
 
 def short_context(prompts: Sequence[int], config: Config) -> str | None:

@@ -206,8 +206,7 @@ class _Rollout:
         left = plan.turns - len(trajectory.turns)
         if trajectory.ended or not left:
             return False
-        needed = min(plan.min_new_tokens or plan.sampling.max_new_tokens, plan.sampling.max_new_tokens)
-        if plan.sampling.context and self.chat.length(sample.prompt) + needed > plan.sampling.context:
+        if plan.sampling.context and self.chat.length(sample.prompt) + plan.least_answer > plan.sampling.context:
             trajectory.ended = "context"
             self.bar.update(left)
         return not trajectory.ended
