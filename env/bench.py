@@ -180,11 +180,11 @@ class _Keeper:
                 self._targets = [tensors.view(layout, self.buffer[i * self.slot :]) for i in range(self.calls)]
 
 
-def sleep_us(host_us: float, calls: int) -> float:
+def sleep_us(host_us: float, calls: int, headroom: float = 1.25) -> float:
     """How long the stream sleeps before `calls` calls in a row, so that the host, which needs `host_us` for each, has
-    handed over all of them before the first one starts.
+    handed over all of them before the first one starts. headroom: how much slower than that it may be.
     """
-    return min(1.25 * host_us * calls, MAX_SLEEP_US)
+    return min(headroom * host_us * calls, MAX_SLEEP_US)
 
 
 def aligned(nbytes: int) -> int:

@@ -86,8 +86,8 @@ def row_of(item: Item, verdict: Verdict, asked_s: float, done_s: float) -> dict[
     if item.expected:
         row["right"] = verdict.status in item.expected
         if not row["right"]:
-            names = ("without_kernels", "knockout")
-            row["effect"] = {name: verdict.evidence[name] for name in names if name in verdict.evidence}
+            names = ("without_kernels", "knockout", "clock")
+            row["evidence"] = {name: verdict.evidence[name] for name in names if name in verdict.evidence}
     if verdict.status != "correct":
         row["rule"] = verdict.evidence.get("rule")
         row["message"] = verdict.message[:300]

@@ -140,6 +140,7 @@ def stopwatch(program=double, takes_us: float = 50.0, cheat=None, rules: Rules |
         sets(),
         rules or Rules(),
         OURS,
+        **({"headroom": changes["headroom"]} if "headroom" in changes else {}),
     )
     return watch
 
@@ -190,6 +191,22 @@ def test_a_claim_below_what_the_judges_clock_saw_is_not_believed():
     with pytest.raises(Rejected, match="judge's clock") as error:
         stopwatch(takes_us=500.0, cheat=forged).measure()
     assert error.value.status == "infra_error"
+    seen = error.value.evidence["clock"]
+    assert min(seen["candidate"]["overhead_us"]) > max(seen["reference"]["overhead_us"]) + 300.0
+    assert seen["candidate"]["host_us"] > 0
+
+
+def test_a_second_try_sleeps_longer_for_a_slow_host():
+    usual, patient = (
+        [request["sleep_us"]["device"] / sum(mode == "device" for _, mode in request["calls"]) for request in asked[1:]]
+        for asked in (_asked(stopwatch(takes_us=300.0)), _asked(stopwatch(takes_us=300.0, headroom=2.0)))
+    )
+    assert min(patient) > 1.5 * max(usual)
+
+
+def _asked(watch: Stopwatch) -> list[dict]:
+    watch.measure()
+    return watch.sides["candidate"].session.asked
 
 
 def test_a_claim_that_is_forged_now_and_then_gains_nothing():
