@@ -40,6 +40,7 @@ class Clock:
 
 class FakeEvent:
     clock: Clock
+    offset_us = 0.0  # what this process finds longer than others
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
@@ -48,7 +49,7 @@ class FakeEvent:
         self.at = self.clock()
 
     def elapsed_time(self, end: FakeEvent) -> float:
-        return (end.at - self.at) * 1e3
+        return (end.at - self.at) * 1e3 + self.offset_us * 1e-3
 
 
 class FakeWorker:
@@ -67,13 +68,17 @@ class FakeWorker:
 class FakeSession:
     """A worker in this process: `program(x)` makes the outputs, `takes_us` is its time, `cheat` changes a reply."""
 
-    def __init__(self, clock: Clock, program, takes_us: float, cheat=None, overhead_us: float = 100.0) -> None:
+    def __init__(
+        self, clock: Clock, program, takes_us: float, cheat=None, overhead_us: float = 100.0, offset_us: float = 0.0
+    ) -> None:
         self.clock, self.program, self.takes_us, self.cheat = clock, program, takes_us, cheat
         self.gate, self.worker, self.buffers, self.peers = DeviceGate(), FakeWorker(), {}, []
         self.bench = bench.Bench.__new__(bench.Bench)
         flush = SimpleNamespace(zero_=lambda: clock.spend(overhead_us, 0.05), device=torch.device("cpu"))
-        self.bench.flush, self.bench.work, self.bench.events = flush, None, []
-        self.bench._event = type("Event", (FakeEvent,), {"clock": clock})
+        self.bench.flush, self.bench.work, self.bench.events, self.bench.spins = flush, None, [], []
+        self.bench.clean = self.bench.sink = None
+        self.bench._sum = lambda *_, **__: None
+        self.bench._event = type("Event", (FakeEvent,), {"clock": clock, "offset_us": offset_us})
         self.bench._current_stream = lambda: None
         self.bench._synchronize = lambda: None
         self.bench._sleep = lambda cycles: clock.spend(cycles / bench.SLEEP_CYCLES_PER_US)
@@ -133,7 +138,8 @@ def sets(count: int = 4) -> list[Trial]:
 def stopwatch(program=double, takes_us: float = 50.0, cheat=None, rules: Rules | None = None, **changes) -> Stopwatch:
     clock = Clock()
     reference = FakeSession(clock, changes.get("reference", double), 100.0)
-    candidate = FakeSession(clock, program, takes_us, cheat, changes.get("overhead_us", 100.0))
+    overhead_us, offset_us = changes.get("overhead_us", 100.0), changes.get("offset_us", 0.0)
+    candidate = FakeSession(clock, program, takes_us, cheat, overhead_us, offset_us)
     watch = Stopwatch(
         SimpleNamespace(session=reference, timed=None, lock=contextlib.nullcontext()),
         candidate,
@@ -167,6 +173,31 @@ def test_honest_program():
         assert found.times[mode]["candidate_us"] == pytest.approx(50.0, rel=0.02)
     assert found.rows[0]["own"] and found.exclusive_s > 0
     assert found.evidence["timed_outputs"] == f"{watch.sides['candidate'].calls} compared"
+
+
+@pytest.mark.parametrize("offset_us", [0.25, -0.25])
+def test_what_a_process_finds_longer_of_everything_is_taken_off(offset_us):
+    """Programs of 5 us: a quarter of a microsecond that only the process is to blame for would be 5 % of the speedup."""
+    watch = stopwatch(takes_us=5.0, offset_us=offset_us)
+    watch.sides["reference"].session.takes_us = 5.0
+    found = watch.measure()
+    assert found.evidence["offset_us"] == pytest.approx(offset_us, abs=0.01)
+    assert found.times["device"]["speedup"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_an_offset_that_no_process_has_is_not_believed():
+    def slow_spins(reply, session):
+        return {**reply, "spin_us": [t + 2.0 for t in reply["spin_us"]]}
+
+    found = stopwatch(takes_us=10.0, cheat=slow_spins).measure()
+    assert found.evidence["offset_us"] == 0.0
+    assert found.times["device"]["candidate_us"] == pytest.approx(10.0, rel=0.02)
+
+
+def test_as_others_measure_nothing_is_taken_off():
+    rules = PROFILES["kernelbench"]
+    watch = stopwatch(takes_us=5.0, offset_us=0.25, rules=rules)
+    assert "offset_us" not in watch.measure().evidence
 
 
 def test_both_sides_get_the_same_calls_and_every_set_is_used():
