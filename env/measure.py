@@ -400,8 +400,8 @@ class Stopwatch:
         return clock
 
     def _level(self) -> float:
-        """Time both programs as if in one process: what one finds longer of a fixed spin (`env.bench`) it finds longer of
-        every call. Half of the difference is taken from one side's times and added to the other's. Returns it (us).
+        """Time both programs as if in one process: what one finds longer of a fixed spin (`env.bench`), it finds longer
+        of every call. Half of the difference is taken from one side's times and added to the other's. Returns it (us).
         """
         reference, candidate = (statistics.median(side.spin_us) for side in self.sides.values())
         offset = candidate - reference

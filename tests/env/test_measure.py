@@ -177,7 +177,7 @@ def test_honest_program():
 
 @pytest.mark.parametrize("offset_us", [0.25, -0.25])
 def test_what_a_process_finds_longer_of_everything_is_taken_off(offset_us):
-    """Programs of 5 us: a quarter of a microsecond that only the process is to blame for would be 5 % of the speedup."""
+    """Programs of 5 us: a quarter of a microsecond that is only the process's fault would be 5 % of the speedup."""
     watch = stopwatch(takes_us=5.0, offset_us=offset_us)
     watch.sides["reference"].session.takes_us = 5.0
     found = watch.measure()
