@@ -13,6 +13,10 @@
 #   SEEDS="1 2 3"      a run each
 #   RUNS=DIR           where runs go; default runs/ablations/<recipe>
 #   SET="a.b=c …"      further settings for all runs, e.g. SET="train.steps=2 eval.every=1" for a try; use another RUNS
+#   EVAL_PROBLEMS=N    how many problems figure 6 and the tables evaluate on; default 64 of the miniature's, all of
+#                      KernelBench's. What runs evaluate on by themselves is in SET: problems.heldout, eval.samples
+#   EVAL_SAMPLES=N     samples a problem there; default 4 in figure 6, 8 in the tables
+#   EVAL_TURNS=N       turns a sample there; default 14 in figure 6, 3 in the tables
 #   GPUS="0 1"         which GPUs; default: all that are visible
 #   GPUS_PER_RUN=N     default: 1 for mini, all for full
 #   PYTHON=PATH        as in scripts/setup.sh
@@ -74,6 +78,9 @@ esac
 if ((${#gpus[@]} && GPUS_PER_RUN > ${#gpus[@]})); then
     fail "GPUS_PER_RUN=$GPUS_PER_RUN, but only ${#gpus[@]} are visible (${gpus[*]})"
 fi
+for name in EVAL_PROBLEMS EVAL_SAMPLES EVAL_TURNS; do
+    [[ -z "${!name:-}" || "${!name}" =~ ^[1-9][0-9]*$ ]] || fail "$name=${!name} is no number, 1 or more; leave it out"
+done
 RUNS="${RUNS:-runs/ablations/$(basename "$recipe" .toml)}"
 [[ "$RUNS" == */* ]] || RUNS="./$RUNS" # scripts/train.sh takes a path by its slash
 read -ra extra <<<"${SET:-}"
@@ -100,16 +107,19 @@ need() {
 
 # need_eval NAME VARIANT ARGUMENTS…: queue an evaluation of the variant's runs, into RUNS/eval/NAME/<set>/seed<N>.
 need_eval() {
-    local name="$1" variant="$2" seed set
+    local name="$1" variant="$2" seed set sets
     shift 2
+    if [[ "$SIZE" == full && -n "${EVAL_PROBLEMS:-}" ]]; then set -- "$@" --limit "$EVAL_PROBLEMS"; fi
     for seed in $SEEDS; do
-        for set in $(problem_sets "$seed"); do jobs_after+=("eval $name $variant $seed $set $*"); done
+        sets="$(problem_sets "$seed")" # ends the script where it fails
+        for set in $sets; do jobs_after+=("eval $name $variant $seed $set $*"); done
     done
 }
 # problem_sets SEED: what trained models are evaluated on, by scripts/eval.sh's names.
 problem_sets() {
     if [[ "$SIZE" == mini ]]; then
-        ((${#gpus[@]})) && echo "generator:heldout:64:$1:gpu" || echo "generator:heldout:64:$1"
+        local spec="generator:heldout:${EVAL_PROBLEMS:-64}:$1"
+        ((${#gpus[@]})) && echo "$spec:gpu" || echo "$spec"
     else
         [[ -n "${KERNELBENCH_DIR:-}" ]] || fail "the tables need KERNELBENCH_DIR, the folder that holds level1/"
         echo "$KERNELBENCH_DIR/level1" "$KERNELBENCH_DIR/level2" "$KERNELBENCH_DIR/level3"
@@ -254,14 +264,25 @@ base() {
         export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
         export TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1 PYTHONHASHSEED=0
         export CUBLAS_WORKSPACE_CONFIG=:4096:8
-        call "$PYTHON" -m scripts.prepare --recipe "$recipe" --run "$run" "${sets[@]}"
-        call "$PYTHON" -m rl.collect --run "$run"
-        call "$PYTHON" -m rl.sft --run "$run"
+        base_stage Prepare problems/heldout.jsonl scripts.prepare --recipe "$recipe" --run "$run" "${sets[@]}"
+        base_stage "Cold start" collect/DONE rl.collect --run "$run"
+        base_stage SFT sft/DONE rl.sft --run "$run"
     fi
     exec 7>&-
 }
 
-# from_base VARIANT SEED: the base's problems, trajectories and SFT model, copied before the run itself begins.
+# base_stage TITLE DONE_FILE MODULE ARGUMENTS…: runs it and notes its seconds in the base's stages.jsonl, as
+# scripts/train.sh does for a run; those of a stage that was complete before are noted already.
+base_stage() {
+    local title="$1" complete="" started=$SECONDS
+    [[ ! -e "$run/$2" ]] || complete=1
+    shift 2
+    call "$PYTHON" -m "$@"
+    [[ -n "$complete" ]] || printf '{"stage": "%s", "seconds": %d}\n' "$title" $((SECONDS - started)) >>"$run/stages.jsonl"
+}
+
+# from_base VARIANT SEED: the base's problems, trajectories and SFT model, copied before the run itself begins, and what
+# they cost, as shared_stages.jsonl: the run's own stages.jsonl doesn't hold it.
 from_base() {
     local from="$RUNS/base/seed$2" run="$RUNS/$1/seed$2" part
     mkdir -p "$run"
@@ -273,6 +294,10 @@ from_base() {
             mv "$run/.$part.tmp" "$run/$part"
         fi
     done
+    if [[ -e "$from/stages.jsonl" ]]; then
+        cp "$from/stages.jsonl" "$run/.shared.tmp"
+        mv "$run/.shared.tmp" "$run/shared_stages.jsonl"
+    fi
 }
 
 run_queue() { # run_queue JOB…

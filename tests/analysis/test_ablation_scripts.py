@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -88,6 +89,31 @@ def test_a_misspelt_setting_and_a_missing_model_are_refused_before_anything_runs
     assert bash(figure, "--now").returncode == 2 and bash(figure, "--help").returncode == 0
 
 
+def test_evaluations_can_be_cut_down_and_what_is_no_number_is_refused():
+    cut = {"EVAL_PROBLEMS": "5", "EVAL_SAMPLES": "2", "EVAL_TURNS": "6", "SEEDS": "1"}
+    for name, words in (("figure_6", "--scaling"), ("table_1", "--samples 2")):
+        script = ROOT / f"scripts/ablations/{name}.sh"
+        done = bash(script, "--dry-run", **MACHINES["cpu"], **cut)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("bash scripts/eval.sh")]
+        assert len(lines) == 2 and done.returncode == 0
+        for line in lines:
+            assert " generator:heldout:5:1 " in line and "--turns 6 --samples 2" in line and words in line
+        # KernelBench's sets are folders: the first so many of each.
+        done = bash(script, "--dry-run", **MACHINES["full"], **cut)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("bash scripts/eval.sh")]
+        assert len(lines) == 6 and all("--limit 5" in line and "--turns 6" in line for line in lines)
+        for key, value in (("EVAL_PROBLEMS", "few"), ("EVAL_SAMPLES", "0"), ("EVAL_TURNS", "-1")):
+            done = bash(script, "--dry-run", **MACHINES["cpu"], **{key: value})
+            assert done.returncode == 2 and f"{key}={value} is no number" in done.stderr
+        said = bash(script, "--help").stdout
+        assert all(key in said for key in ("EVAL_PROBLEMS=N", "EVAL_SAMPLES=N", "EVAL_TURNS=N"))
+
+
+def test_full_evaluations_without_kernelbench_are_refused_before_anything_runs():
+    done = bash(ROOT / "scripts/ablations/table_1.sh", "--dry-run", **MACHINES["full"] | {"KERNELBENCH_DIR": ""})
+    assert done.returncode == 2 and "need KERNELBENCH_DIR" in done.stderr and "bash scripts" not in done.stdout
+
+
 # ---- the queue, with stand-ins for training and evaluation
 
 TRAIN = """#!/usr/bin/env bash
@@ -152,6 +178,12 @@ def test_runs_are_spread_over_the_gpus_the_base_is_made_once_and_done_runs_are_s
     assert set(trained) == {f"runs/x/{v}/seed{s}" for v in ("trloo", "no_hack_check") for s in (1, 2)}
     assert len(set(trained.values())) >= 2 and set(trained.values()) <= {"4", "5", "6"}
     assert log[-1] == "drawn analysis.figure_2"
+    # What the shared part cost is noted once, and every run says it.
+    for seed in (1, 2):
+        noted = (copy / f"runs/x/base/seed{seed}/stages.jsonl").read_text()
+        assert [json.loads(line)["stage"] for line in noted.splitlines()] == ["Prepare", "Cold start", "SFT"]
+        for variant in ("trloo", "no_hack_check"):
+            assert (copy / f"runs/x/{variant}/seed{seed}/shared_stages.jsonl").read_text() == noted
     assert run(copy, GPUS="4 5 6")[1] == ["drawn analysis.figure_2"]
 
 
