@@ -101,13 +101,22 @@ def compare(sides: Sequence[Side]) -> Comparison:
     return Comparison(list(sides), turn, rows)
 
 
+OWN = "seconds, the run's own stages"
+SHARED = "seconds, cold start and SFT, shared"
+MADE_BEFORE = ("Cold start", "SFT")
+
+
 def cost(folder: Path) -> dict[str, float | str]:
-    """Seconds a stage, RL's tokens and the judge's seconds, device; what a folder has of them."""
+    """Seconds of the stages, RL's tokens and the judge's seconds, device; what a folder has of them.
+
+    An ablation's variants share the cold start and SFT of a seed, whose stages are in shared_stages.jsonl of each.
+    """
     notes: list[str] = []
     found: dict[str, float | str] = {}
-    for line in read_lines(folder / "stages.jsonl", notes):
-        if isinstance(line.get("seconds"), int | float):
-            found["seconds, all stages"] = found.get("seconds, all stages", 0) + line["seconds"]
+    for name, file in ((OWN, "stages.jsonl"), (SHARED, "shared_stages.jsonl")):
+        for line in read_lines(folder / file, notes):
+            if isinstance(line.get("seconds"), int | float):
+                found[name] = found.get(name, 0) + line["seconds"]
     sums: dict[str, list[Any]] = {
         "seconds, RL steps": [row.get("seconds/step") for row in read_steps(folder / "rl" / "wall.jsonl", notes)],
         "seconds, judge's work in RL": [
@@ -121,6 +130,14 @@ def cost(folder: Path) -> dict[str, float | str]:
             found[name] = sum(numbers)
     device = read_json(folder / "versions.json", notes).get("device")
     return found | ({"device": str(device)} if device else {})
+
+
+def not_noted(folder: Path) -> list[str]:
+    """Which of cold start and SFT were made for this run and have no seconds in its files."""
+    stages = [line for file in ("stages.jsonl", "shared_stages.jsonl") for line in read_lines(folder / file, [])]
+    noted = {line.get("stage") for line in stages}
+    made = [name for name, where in zip(MADE_BEFORE, ("collect", "sft")) if (folder / where).is_dir()]
+    return [name for name in made if name not in noted]
 
 
 def _number(value: float, percent: bool, sign: bool = False) -> str:
@@ -170,13 +187,21 @@ def _costs(comparison: Comparison) -> list[str]:
             values = [one[name] for one in costs if name in one]
             numbers = [value for value in values if isinstance(value, int | float)]
             merged[name] = f"{sum(numbers):,.0f}" if numbers else ", ".join(sorted(set(map(str, values))))
+            if numbers and len(numbers) < len(costs):
+                merged[name] += f" ({len(numbers)} of {len(costs)} runs)"
         columns.append(merged)
     names = list(dict.fromkeys(name for column in columns for name in column))
     if not names:
         return ["Not noted in these folders."]
     lines = [f"| sum over runs | {' | '.join(side.label for side in comparison.sides)} |"]
     lines.append(f"| --- |{' ---: |' * len(columns)}")
-    return lines + [f"| {name} | {' | '.join(column.get(name, '—') for column in columns)} |" for name in names]
+    lines += [f"| {name} | {' | '.join(column.get(name, '—') for column in columns)} |" for name in names]
+    if SHARED in names:
+        lines += ["", "Shared: made once a seed for all variants, and counted in full in each one's column."]
+    for side in comparison.sides:
+        if missing := [f"{' and '.join(names)} of {folder}" for folder in side.folders if (names := not_noted(folder))]:
+            lines += ["", f"Not counted for {side.label}, since no file notes their time: {'; '.join(missing)}."]
+    return lines
 
 
 def markdown(comparison: Comparison) -> str:

@@ -37,6 +37,7 @@ class Run:
     rl_metrics: list[dict[str, Any]] = field(default_factory=list)
     rl_wall: list[dict[str, Any]] = field(default_factory=list)
     stages: list[dict[str, Any]] = field(default_factory=list)
+    shared_stages: list[dict[str, Any]] = field(default_factory=list)  # made once for all variants of an ablation
     summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
     comparison: dict[str, Any] = field(default_factory=dict)
     states: list[tuple[str, str, str]] = field(default_factory=list)
@@ -106,6 +107,7 @@ def load(folder: Path) -> Run:
     run.rl_metrics = read_steps(folder / "rl" / "metrics.jsonl", run.notes)
     run.rl_wall = read_steps(folder / "rl" / "wall.jsonl", run.notes)
     run.stages = list(read_lines(folder / "stages.jsonl", run.notes))
+    run.shared_stages = list(read_lines(folder / "shared_stages.jsonl", run.notes))
     for which in ("sft", "rl"):
         if summary := read_json(folder / "eval" / which / "summary.json", run.notes):
             run.summaries[which] = summary

@@ -64,9 +64,10 @@ def cards(run: Run) -> str:
     states = "".join(f"<div><span>{text(name)}</span><span>{pill(state)}</span></div>" for name, state, _ in run.states)
     parts.append(f"<section class=card><h3>Stages</h3>{states}</section>")
     spent: Counter[str] = Counter()
-    for line in run.stages:
-        if isinstance(line.get("seconds"), int | float):
-            spent[str(line.get("stage"))] += line["seconds"]
+    for lines, words in ((run.stages, ""), (run.shared_stages, " (shared)")):
+        for line in lines:
+            if isinstance(line.get("seconds"), int | float):
+                spent[f"{line.get('stage')}{words}"] += line["seconds"]
     if spent:
         rows = [(name, f"{seconds:.0f} s") for name, seconds in spent.items()]
         parts.append(card("Wall-clock", [*rows, ("together", f"{sum(spent.values()) / 60:.1f} min")]))

@@ -169,11 +169,32 @@ def test_a_comparison_has_paired_intervals_settings_and_cost(tmp_path, capsys):
     assert "| Fast@1.2, turn 2 (points) | +100.0 [+100.0, +100.0] | 6 | higher |" in text
     assert "| hacking ratio (points) | +0.0 [+0.0, +0.0] | 6 | no clear difference |" in text
     assert "advantage.gamma: 1.0 -> 0.0" in text
-    assert "| seconds, all stages | 360 | 360 |" in text and "| tokens, RL | 1,200 | 1,200 |" in text
+    assert "| seconds, the run's own stages | 360 | 360 |" in text and "hared" not in text and "| tokens, RL | 1,200 | 1,200 |" in text
     reward = [0.25 * (1 + 0.5 + 0.5) + 0.5 * (1 + s + 0.5) for s in (1.05, 1.6)]
     lines = csv.DictReader(io.StringIO((tmp_path / "out/compare.csv").read_text()))
     found = next(row for row in lines if "one measure" in row["measure"])
     assert float(found["value"]) == pytest.approx(reward[0])
+
+
+def test_shared_cold_start_and_sft_are_in_the_cost_and_what_nobody_noted_is_named(tmp_path):
+    for name in "ab":
+        for seed in (1, 2):
+            run = tmp_path / name / f"seed{seed}"
+            write_evaluation(run / "eval/rl", {"p": [[a_turn(1.5)] * 2]}, seed)
+            for part in ("collect", "sft"):
+                (run / part).mkdir()
+            (run / "stages.jsonl").write_text('{"stage": "RL", "seconds": 100}\n')
+            if (name, seed) != ("b", 2):
+                lines = '{"stage": "Cold start", "seconds": 30}\n{"stage": "SFT", "seconds": 7}\n'
+                (run / "shared_stages.jsonl").write_text(lines)
+    text = compare.markdown(compare.compare([compare.open_side(tmp_path / name) for name in "ab"]))
+    assert "| seconds, the run's own stages | 200 | 200 |" in text
+    assert "| seconds, cold start and SFT, shared | 74 | 37 (1 of 2 runs) |" in text
+    assert "Shared: made once a seed" in text
+    missing = [line for line in text.splitlines() if line.startswith("Not counted")]
+    assert missing == [
+        f"Not counted for b, since no file notes their time: Cold start and SFT of {tmp_path / 'b/seed2'}."
+    ]
 
 
 def test_variants_are_paired_by_seed_and_what_is_missing_is_named(tmp_path, capsys):
