@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -170,6 +171,23 @@ class Engine:
 
 
 @dataclass(frozen=True)
+class Placement:
+    """Who works where in RL. `colocated`: all GPUs sample, judge and learn in turn. `split`: another process samples
+    and judges on other devices than the learner's, while the learner is at the step before (rl/split.py); the GPUs
+    behind the learner's (one a rank) are `rollout_gpus`, then, with env.placement = apart, `judge_gpus`.
+
+    `staleness`: optimiser steps between the weights that sample a step and those that it trains; 0 overlaps nothing.
+    `rollout_timeout_s`: the learner waits no longer for a step's rollouts.
+    """
+
+    kind: Literal["colocated", "split"] = "colocated"
+    staleness: int = ranged(1, low=0, high=1)
+    rollout_gpus: int = ranged(1, low=1)
+    judge_gpus: int = ranged(1, low=1)
+    rollout_timeout_s: float = ranged(7200.0, above=0)
+
+
+@dataclass(frozen=True)
 class Rollout:
     """Sampling for training. `batch_size` is how many prompts an engine decodes at once.
 
@@ -319,6 +337,7 @@ class Config:
     collect: Collect = field(default_factory=Collect)
     sft: Sft = field(default_factory=Sft)
     engine: Engine = field(default_factory=Engine)
+    placement: Placement = field(default_factory=Placement)
     rollout: Rollout = field(default_factory=Rollout)
     reward: Reward = field(default_factory=Reward)
     advantage: Advantage = field(default_factory=Advantage)
@@ -496,4 +515,34 @@ def _check(config: Config, where: Where) -> None:
             [f"engine.{key}", "engine.name"],
             f"{value} is for vllm alone, and engine.name = {engine.name} reads it nowhere; leave it out, or use vllm",
         )
+    _check_placement(config, require)
     require(abs(total_share - 1) < 1e-6, ["collect.shares"], f"must add up to 1, they add up to {total_share:g}")
+
+
+def _check_placement(config: Config, require: Callable[[bool, list[str], str], None]) -> None:
+    placement = config.placement
+    changed = [
+        key for key in ("staleness", "rollout_gpus", "judge_gpus", "rollout_timeout_s")
+        if getattr(placement, key) != getattr(Placement, key)
+    ]  # fmt: skip
+    for key in changed:
+        require(
+            placement.kind == "split",
+            [f"placement.{key}", "placement.kind"],
+            "is for split alone, and placement.kind = colocated reads it nowhere; leave it out, or use split",
+        )
+        require(
+            config.device == "cuda" or not key.endswith("_gpus"),
+            [f"placement.{key}", "device"],
+            "there are no GPUs to divide on the CPU; leave it out",
+        )
+    require(
+        config.env.placement == "apart" or "judge_gpus" not in changed,
+        ["placement.judge_gpus", "env.placement"],
+        "the judge has GPUs of its own with env.placement = apart alone; shared means those that sample",
+    )
+    require(
+        config.engine.name == "vllm" or "rollout_gpus" not in changed,
+        ["placement.rollout_gpus", "engine.name"],
+        "engine.name = hf samples on one GPU; use vllm for more",
+    )

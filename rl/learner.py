@@ -54,7 +54,8 @@ class Learner:
         self.device = distributed.start(config.device)
         self.model = model.to(self.device).float()
         self._copy: torch.nn.Module | None = None
-        if distributed.world() > 1 and distributed.first() and config.engine.name == "hf":
+        samples = config.engine.name == "hf" and config.placement.kind == "colocated"
+        if distributed.world() > 1 and distributed.first() and samples:
             self._copy = plain_copy(self.model, torch.bfloat16 if train.autocast else torch.float32)
         temperature = config.rollout.temperature if temperature is None else temperature
         self.policy = Policy(self.model, temperature, train.recompute, train.compile)

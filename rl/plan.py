@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from env.records import Problem
 from rl import seeding
-from rl.config import Config, Reward
+from rl.config import Config, ConfigError, Reward
 from rl.engines.base import Sampling
 from rl.prompts import Chat
 from rl.wording import Wording
@@ -46,6 +47,20 @@ class Plan:
     def least_answer(self) -> int:
         """Tokens that must fit into the context behind a prompt for a turn to begin."""
         return _least(self.min_new_tokens, self.sampling.max_new_tokens)
+
+
+def pick_problems(problems: Sequence[Problem], count: int, seed: int, step: int) -> list[Problem]:
+    """The problems of a step (from 1): an epoch is a seeded permutation cut into batches of `count`.
+
+    What is left over at an epoch's end waits for the next permutation, so a batch never holds a problem twice. The step
+    alone is the data cursor: nothing else has to be saved. Raises ConfigError where there are fewer than `count`.
+    """
+    if len(problems) < count:
+        raise ConfigError(f"rollout.prompts_per_step = {count}, but there are only {len(problems)} training problems")
+    epoch, batch = divmod(step - 1, len(problems) // count)
+    order = list(range(len(problems)))
+    seeding.rng(seed, "problems", epoch).shuffle(order)
+    return [problems[i] for i in order[batch * count : (batch + 1) * count]]
 
 
 def schedule_of(config: Config) -> Literal["turns", "phases", "free"]:

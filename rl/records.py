@@ -85,6 +85,11 @@ class Trajectory:
         return cls(**{**data, "turns": turns})
 
 
+def step_path(folder: Path, step: int, kind: str = "trajectories") -> Path:
+    """The file of a step of RL below its `folder`; kind: "trajectories" or "evaluation"."""
+    return folder / kind / f"step_{step:05d}.jsonl"
+
+
 def utf8(text: str) -> str:
     """`text` with half surrogate pairs, which have no place in UTF-8, replaced."""
     return text.encode("utf-8", "replace").decode()

@@ -334,10 +334,10 @@ def policy_gpus() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def make_pool(config: Config) -> Pool:
+def make_pool(config: Config, gpus: list[str] | None = None) -> Pool:
     """The judge of a run. On the CPU its secret inputs come from the run's seed, so that equal runs have equal
-    verdicts; on a GPU, where timings differ anyway, they are drawn anew. With env.placement "apart" it has the GPUs
-    that the learner doesn't take."""
+    verdicts; on a GPU, where timings differ anyway, they are drawn anew. gpus: its own;
+    without, all, or, with env.placement "apart", those that the learner doesn't take."""
     rules = rules_for(
         config.env.profile,
         config.device,
@@ -349,5 +349,6 @@ def make_pool(config: Config) -> Pool:
         run_timeout_s=config.env.run_timeout_s,
     )
     seed = seeding.derive(config.seed, "judge") if config.device == "cpu" else None
-    gpus = visible_gpus()[policy_gpus() :] if config.env.placement == "apart" else None
+    if not gpus:
+        gpus = visible_gpus()[policy_gpus() :] if config.env.placement == "apart" else None
     return Pool(device=config.device, slots=config.env.slots, lanes=config.env.lanes, seed=seed, rules=rules, gpus=gpus)

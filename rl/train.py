@@ -5,10 +5,10 @@ Reads DIR/problems/train.jsonl and DIR/sft/model and writes below DIR/rl: trajec
 wall.jsonl, checkpoints/, and at the end model/ and DONE. Run again after a kill, it goes on from the newest checkpoint,
 and on the CPU ends in the same bytes as a run that was never killed.
 
-Under torchrun the learner is sharded over the ranks. Rank 0 alone samples, judges and writes: then a step has one
+Under torchrun the learner is sharded over the ranks. Rank 0 alone has rollouts made, and writes: then a step has one
 writer and one order of samples, and its trajectories are those of a run in one process. They are broadcast, and from
-there on all ranks compute the same. With engine.name = vllm every rank answers its share of what rank 0 samples, and
-sleeps while the learner works.
+there on all ranks compute the same. Where rollouts are made is the placement: here, before a step is learned from
+(rl/colocated.py), or in a process of its own, while the learner is at the step before (rl/split.py).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -26,37 +27,25 @@ from tqdm import tqdm
 from env.pool import PoolError
 from env.problems import ProblemError, load_jsonl
 from env.records import Problem
-from rl import checkpoint, distributed, resuming, run_lock, seeding, weight_sync
+from rl import checkpoint, distributed, resuming, run_lock, seeding, split
 from rl.advantages import advantages
 from rl.batch import Row, rows_of
+from rl.colocated import Colocated, make_engine
 from rl.config import Config, ConfigError, load_run
-from rl.engines.base import Engine, EngineError
-from rl.engines.ranks import RankEngine, together
+from rl.engines.base import EngineError
 from rl.idle import Idle
 from rl.learner import Learner
 from rl.loss import kl_k3
-from rl.metrics import DamagedFile, MetricsWriter, evaluation_metrics, gpu_memory, rollout_metrics
-from rl.plan import evaluation_plan, least_answer, short_context, training_plan
+from rl.metrics import DamagedFile, MetricsWriter, gpu_memory, rollout_metrics
+from rl.plan import least_answer, short_context
 from rl.prompts import Chat
-from rl.records import Trajectory
+from rl.records import Trajectory, step_path
 from rl.rejection import importance_metrics, importance_weights, mismatch_masks, mismatch_metrics, prs_rejects
 from rl.rewards import TrainingPaused, refuse_broken_step, returns_to_go
-from rl.rollout import Judge, evaluate_problems, make_pool, rollout, write_trajectories
+from rl.rollout import make_pool, write_trajectories
+from rl.split import Split
+from rl.staleness import refuse_stale, staleness_metrics
 from rl.wording import Wording
-
-
-def pick_problems(problems: Sequence[Problem], count: int, seed: int, step: int) -> list[Problem]:
-    """The problems of a step (from 1): an epoch is a seeded permutation cut into batches of `count`.
-
-    What is left over at an epoch's end waits for the next permutation, so a batch never holds a problem twice. The step
-    alone is the data cursor: nothing else has to be saved. Raises ConfigError where there are fewer than `count`.
-    """
-    if len(problems) < count:
-        raise ConfigError(f"rollout.prompts_per_step = {count}, but there are only {len(problems)} training problems")
-    epoch, batch = divmod(step - 1, len(problems) // count)
-    order = list(range(len(problems)))
-    seeding.rng(seed, "problems", epoch).shuffle(order)
-    return [problems[i] for i in order[batch * count : (batch + 1) * count]]
 
 
 def refuse_short_context(chat: Chat, problems: Sequence[Problem], config: Config) -> None:
@@ -110,31 +99,14 @@ def set_masks(
 
 
 def train_step(
-    step: int,
-    learner: Learner,
-    engine: Engine | None,
-    judge: Judge | None,
-    chat: Chat,
-    problems: Sequence[Problem],
-    config: Config,
-    path: Path,
+    step: int, learner: Learner, sampler: Colocated | Split, config: Config, path: Path
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """One step of RL on `problems`; trajectories go to `path`. Returns (metrics, wall-clock values).
-
-    judge is there on rank 0, and None on the others; so is an engine that isn't each rank's own.
-    """
+    """One step of RL; its trajectories are in `path`. Returns (metrics, wall-clock values)."""
     begun = time.perf_counter()
-    plan = training_plan(config, chat, step, learner.version, learner.vocabulary)
-
-    def sample() -> tuple[list[Trajectory], dict[str, float]]:
-        path.unlink(missing_ok=True)
-        return rollout(engine, judge, chat, problems, plan, path, f"step {step}")
-
-    trajectories, wall = together(engine, sample)
+    trajectories, wall = sampler.sample(step)
     refuse_broken_step(trajectories, config.rollout.max_infra_share)
+    refuse_stale(trajectories, learner.version, config.placement.staleness if config.placement.kind == "split" else 0)
     learning = time.perf_counter()
-    if config.engine.name == "vllm":
-        engine.sleep()  # its memory is the learner's now; the push wakes it
     set_advantages(trajectories, config)
     rows = [row for trajectory in trajectories for row in rows_of(trajectory)]
     sampled = [torch.tensor(row.rollout_logprobs) for row in rows]
@@ -145,53 +117,40 @@ def train_step(
         rows = [row for trajectory in trajectories for row in rows_of(trajectory)]
     weights = importance_weights(before.logprobs, sampled, config.rejection)
     distributed.agree(lambda: write_trajectories(path, trajectories))  # once more, now with advantages and masks
-    metrics = rollout_metrics(trajectories)
+    metrics = rollout_metrics(trajectories) | staleness_metrics(trajectories, learner.version)
     metrics |= mismatch_metrics(before.logprobs, sampled) | importance_metrics(weights, config.rejection)
     metrics["policy/entropy"] = before.entropy()
     metrics["policy/kl"] = kl_k3(before.logprobs, sampled)
     metrics |= learner.update(rows, before.logprobs, weights)
     metrics["policy/version"] = learner.version
-    wall["seconds/push"] = weight_sync.push(learner, engine)
+    wall["seconds/push"] = sampler.push(step)
     ended = time.perf_counter()
     wall["seconds/learn"] = ended - learning
     wall["seconds/step"] = ended - begun
     wall["tokens_per_s"] = sum(len(row.ids) for row in rows) / (ended - begun)
     answered = sum(len(logprobs) for logprobs in sampled)
-    wall["tokens_per_s/rollout"] = answered / wall["seconds/rollout"] if wall["seconds/rollout"] else None
+    sampling = wall.get("seconds/rollout")  # not there where the run before this one sampled
+    wall["tokens_per_s/rollout"] = answered / sampling if sampling else None
     return metrics, wall | gpu_memory()
 
 
-def evaluate_step(
+def resume(
     learner: Learner,
-    engine: Engine | None,
-    judge: Judge | None,
-    chat: Chat,
-    problems: Sequence[Problem],
+    folder: Path,
     config: Config,
-    path: Path,
-) -> tuple[dict[str, float], dict[str, float]]:
-    """The present policy on held-out problems, as metrics eval/* and wall-clock values; trajectories go to `path`."""
-    begun = time.perf_counter()
-
-    def sample() -> dict[str, float]:
-        path.unlink(missing_ok=True)
-        plan = evaluation_plan(config, chat.stop_ids, config.eval.during_samples, learner.version)
-        return evaluation_metrics(evaluate_problems(engine, judge, chat, problems, plan, path))
-
-    metrics = together(engine, sample)
-    return metrics, {"seconds/evaluate": time.perf_counter() - begun}
-
-
-def resume(learner: Learner, folder: Path, config: Config, inputs: Mapping[str, str] | None = None) -> tuple[int, Idle]:
-    """Take over the newest checkpoint and remove what later steps left. Returns the number of steps done, and how many
-    of the last ones trained nothing.
+    inputs: Mapping[str, str] | None = None,
+    problems: Sequence[Problem] = (),
+) -> tuple[int, Idle, list[dict[str, Any]]]:
+    """Take over the newest checkpoint and remove what later steps left. Returns the number of steps done, how many of
+    the last ones trained nothing, and, with placement.kind = split, what the checkpoint says of the rollouts that were
+    ahead of it, which stay (rl/staleness.py). problems: to train on.
 
     Settings may have changed since (more steps, another learning rate): said, not refused. Other problems or another
     tokenizer are refused, and so is a folder that has lost its checkpoints (CheckpointError). inputs: their digests
     (rl/resuming.py); compared where both sides have them.
     """
     newest = checkpoint.newest(folder / "checkpoints")
-    done, idle = 0, Idle()
+    done, idle, ahead = 0, Idle(), []
     if newest is None:
         distributed.agree(lambda: resuming.refuse_lost_checkpoints(folder, config.train.checkpoint_every))
     else:
@@ -201,6 +160,9 @@ def resume(learner: Learner, folder: Path, config: Config, inputs: Mapping[str, 
         plain = checkpoint.load(newest, learner.tensors())
         learner.restored(plain["learner"])
         idle = Idle.restored(plain.get("idle"))
+        if config.placement.kind == "split":
+            ahead = [said for said in plain.get("ahead") or [] if said["step"] <= config.train.steps]
+            distributed.agree(lambda: [split.kept(said, folder, problems, config) for said in ahead] and None)
         generators = plain["rng"]
         if distributed.rank() < len(generators):
             seeding.set_rng_state(generators[distributed.rank()])
@@ -212,35 +174,26 @@ def resume(learner: Learner, folder: Path, config: Config, inputs: Mapping[str, 
 
     def remove_later() -> None:
         resuming.mark(folder, newest is not None)
+        left = {step_path(folder, said["step"]) for said in ahead}
         for name in ("trajectories", "evaluation"):
             for path in (folder / name).glob("*step_*.jsonl"):
-                if int(path.stem.rpartition("_")[2]) > done:
+                if int(path.stem.rpartition("_")[2]) > done and path not in left:
                     path.unlink()
 
     distributed.agree(remove_later)
-    return done, idle
-
-
-def make_engine(config: Config, learner: Learner, model_folder: Path) -> Engine | None:
-    """What samples, with the learner's present weights. The plain engine shares the learner's own model, on rank 0
-    alone; vLLM is started from `model_folder` on every rank. Raises EngineError."""
-    if config.engine.name == "hf":
-        from rl.engines.hf import HFEngine
-
-        model = learner.plain_model()
-        return HFEngine(model, config.rollout.batch_size) if distributed.first() else None
-    from rl.engines.vllm import engine_for
-
-    own = engine_for(config, model_folder, config.train.autocast, distributed.world())
-    engine = RankEngine(own) if distributed.world() > 1 else own
-    weight_sync.push(learner, engine)  # those of the checkpoint, if there is one; and checked before the first step
-    return engine
+    return done, idle, ahead
 
 
 def save(
-    learner: Learner, folder: Path, step: int, config: Config, idle: Idle, inputs: Mapping[str, str] | None = None
+    learner: Learner,
+    folder: Path,
+    step: int,
+    config: Config,
+    idle: Idle,
+    inputs: Mapping[str, str] | None = None,
+    ahead: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """A checkpoint after `step`, which is the data cursor too (`pick_problems`). inputs: as for `resume`."""
+    """A checkpoint after `step`, which is the data cursor too (`pick_problems`). inputs, ahead: as for `resume`."""
     plain = {
         "step": step,
         "learner": learner.state(),
@@ -248,6 +201,7 @@ def save(
         "config": config.to_json(),
         "idle": idle.state(),
         "inputs": dict(inputs or {}),
+        "ahead": [dict(said) for said in ahead],
     }
     checkpoint.save(folder / "checkpoints", step, learner.tensors(), plain, config.train.keep_checkpoints)
     distributed.agree(lambda: resuming.mark(folder, True))
@@ -265,6 +219,27 @@ def main(run: Path) -> None:
         _stage(run, folder, config)
 
 
+@contextlib.contextmanager
+def open_sampler(
+    learner: Learner,
+    run: Path,
+    chat: Chat,
+    problems: Sequence[Problem],
+    heldout: Sequence[Problem],
+    config: Config,
+    done: int,
+    ahead: Sequence[Mapping[str, Any]],
+) -> Iterator[Colocated | Split]:
+    """What makes the rollouts of steps behind `done`, as the placement says; ahead: those that are there already."""
+    if config.placement.kind == "split":
+        with Split(learner, problems, config, run, done, ahead) as sampler:
+            yield sampler
+        return
+    engine = make_engine(config, learner, run / "sft" / "model")
+    with make_pool(config) if distributed.first() else contextlib.nullcontext() as judge:
+        yield Colocated(learner, engine, judge, chat, problems, heldout, config, run / "rl")
+
+
 def _stage(run: Path, folder: Path, config: Config) -> None:
     problems = load_jsonl(run / "problems" / "train.jsonl")
     heldout = load_jsonl(run / "problems" / "heldout.jsonl") if config.eval.every else []
@@ -276,46 +251,42 @@ def _stage(run: Path, folder: Path, config: Config) -> None:
     refuse_short_context(chat, problems, config)
     learner = Learner(model, config)
     inputs = distributed.agree(lambda: resuming.digests(run, problems))
-    done, idle = resume(learner, folder, config, inputs)
+    done, idle, ahead = resume(learner, folder, config, inputs, problems)
     steps, every, first = config.train.steps, config.train.checkpoint_every, distributed.first()
     if done > steps:
         raise ConfigError(
             f"train.steps = {steps}, but {folder}/checkpoints holds {done} steps: set it to {done} or more, or remove "
             "the newer checkpoints to go on from an earlier one"
         )
-    engine = make_engine(config, learner, run / "sft" / "model")
     with (
-        make_pool(config) if first else contextlib.nullcontext() as judge,
+        open_sampler(learner, run, chat, problems, heldout, config, done, ahead) as sampler,
         MetricsWriter(folder, resume_step=done + 1 if done else 0) if first else contextlib.nullcontext() as writer,
         tqdm(total=steps, initial=done, desc="RL", unit="step", mininterval=1.0, disable=not first) as bar,
     ):
         if config.eval.every and not done:
-            path = folder / "evaluation" / "step_00000.jsonl"
-            metrics, wall = evaluate_step(learner, engine, judge, chat, heldout, config, path)
+            metrics, wall = sampler.evaluate(0)
             if writer:
                 writer.write(0, metrics)
                 writer.write_wall(0, wall)
         for step in range(done + 1, steps + 1):
-            chosen = pick_problems(problems, config.rollout.prompts_per_step, config.seed, step)
-            path = folder / "trajectories" / f"step_{step:05d}.jsonl"
             try:
-                metrics, wall = train_step(step, learner, engine, judge, chat, chosen, config, path)
+                metrics, wall = train_step(step, learner, sampler, config, step_path(folder, step))
                 # Before this step is saved: it is taken again, and only then is a run with idle last steps complete.
                 idle.after(metrics).refuse(metrics, config)
             except TrainingPaused:
-                if step - 1 > done and (step - 1) % every:  # what was learned since the last checkpoint
+                # What was learned since the last checkpoint; and without rollouts ahead, which would pause it again.
+                if step > 1 and (config.placement.kind == "split" or (step - 1 > done and (step - 1) % every)):
                     save(learner, folder, step - 1, config, idle, inputs)
                 raise
             idle = idle.after(metrics)
             if config.eval.every and step % config.eval.every == 0:
-                path = folder / "evaluation" / path.name
-                evaluation, seconds = evaluate_step(learner, engine, judge, chat, heldout, config, path)
+                evaluation, seconds = sampler.evaluate(step)
                 metrics, wall = metrics | evaluation, wall | seconds
             if writer:
                 writer.write(step, metrics)
                 writer.write_wall(step, wall)
             if step % every == 0 or step == steps:
-                save(learner, folder, step, config, idle, inputs)
+                save(learner, folder, step, config, idle, inputs, sampler.ahead(step))
             fast = metrics.get("fast/1.2_turn1", 0.0)
             bar.set_postfix_str(f"reward {metrics.get('reward/mean', 0.0):.2f}, fast@1.2 {fast:.0%}", refresh=False)
             bar.update()

@@ -24,7 +24,8 @@ from rl.learner import Learner
 
 
 class TakesNamed(Protocol):
-    """What an engine with weights of its own offers (rl/engines/vllm.py)."""
+    """What an engine with weights of its own offers (rl/engines/vllm.py), and the way to one in another process
+    (rl/rollout_link.py)."""
 
     dtype: torch.dtype
 
@@ -40,7 +41,7 @@ def push(learner: Learner, engine: Engine | TakesNamed | None) -> float:
     weights than the learner's, RankError on the other ranks, and where one doesn't take part in time.
     """
     begun = time.perf_counter()
-    if learner.config.engine.name == "hf":
+    if learner.config.engine.name == "hf" and learner.config.placement.kind == "colocated":
         model = learner.plain_model()
         if engine is not None:
             engine.push(model)

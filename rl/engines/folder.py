@@ -1,5 +1,5 @@
-"""The engine of a model that lies in a folder, as `engine.name` wants it. Runs in the driver, for evaluation: training
-has an engine with the learner's weights (rl/train.py)."""
+"""The engine of a model that lies in a folder, as `engine.name` wants it. Runs in the driver, for evaluation, and in
+the rollout process, which is given the learner's weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from rl.engines.base import Engine
 from rl.prompts import Chat
 
 
-def folder_engine(folder: Path, config: Config, bf16: bool, weights: Path | None = None) -> tuple[Engine, Chat]:
+def folder_engine(
+    folder: Path, config: Config, bf16: bool, weights: Path | None = None, ranks: int = 1
+) -> tuple[Engine, Chat]:
     """An engine with the weights of `folder`, or of the checkpoint `weights` trained from it, and its chat format.
 
-    bf16: computed in bfloat16, else in float32. Raises EngineError where it can't be started, and CheckpointError or
-    ConfigError for files that can't be used.
+    bf16: computed in bfloat16, else in float32. ranks: processes that each have an engine (vLLM). Raises
+    EngineError where it can't be started, and CheckpointError or ConfigError for files that can't be used.
     """
     import torch
 
@@ -28,7 +30,7 @@ def folder_engine(folder: Path, config: Config, bf16: bool, weights: Path | None
     if vllm:
         from rl.engines.vllm import engine_for
 
-        engine = engine_for(config, folder, bf16=bf16)
+        engine = engine_for(config, folder, bf16, ranks)
         if weights:
             engine.push(model)
         return engine, Chat(tokenizer)

@@ -7,12 +7,13 @@ would cost more than the computation, with a static cache and a captured graph (
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from transformers import DynamicCache
 
-from rl.engines.base import Completion, Request, Sampling, Source
+from rl.engines import probe
+from rl.engines.base import Completion, EngineError, Request, Sampling, Source
 from rl.engines.sampling import sample, uniform_table
 from rl.engines.static import StaticDecoder, fits
 
@@ -44,6 +45,36 @@ class HFEngine:
         on_gpu = next(model.parameters()).device.type == "cuda"
         self._use_static = fits(model) if self._static is None and on_gpu else bool(self._static)
         self.decoder: StaticDecoder | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+        return next(self.model.parameters()).dtype
+
+    def probe(self) -> list[int]:
+        """The fixed prompt whose log-probs tell whether weights have arrived."""
+        return probe.prompt(self.vocabulary, self.model.config.max_position_embeddings)
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+        return self.model.get_input_embeddings().num_embeddings
+
+    @torch.no_grad()
+    def push_named(self, weights: Iterable[tuple[str, torch.Tensor]], expected: Sequence[float]) -> None:
+        """Copy weights of another process's model, by parameter name and whole, into this one's, in place (so that
+        captured graphs stay right). expected: log-probs of `probe()[1:]` under them, at temperature 1. Raises
+        EngineError where names or log-probs are others."""
+        own = dict(self.model.named_parameters())
+        for name, weight in weights:
+            held = own.pop(name, None)
+            if held is None or held.shape != weight.shape:
+                raise EngineError(f"weights were pushed of another model: {name} {tuple(weight.shape)} has no place")
+            held.copy_(weight)
+        if own:
+            raise EngineError(f"weights were pushed without {', '.join(sorted(own)[:3])} ({len(own)} are missing)")
+        remedy = "run the same command again, and look for a damaged sft/model if it comes back"
+        probe.check("the plain engine", probe.logprobs(self.model, self.probe()), expected, self.dtype, remedy)
 
     def stream(self, source: Source, sampling: Sampling) -> Iterator[tuple[Request, Completion]]:
         """Requests with their completions (rl/engines/base.py). Raises ValueError for a prompt that has no answer."""

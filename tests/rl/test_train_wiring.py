@@ -23,14 +23,16 @@ sys.path.append(str(Path(__file__).parent))
 from tiny import tiny_model, weights_of
 
 from env.records import Problem, Verdict
-from rl import modeling, seeding, train
+from rl import colocated, modeling, seeding, train
 from rl.batch import rows_of
+from rl.colocated import Colocated
 from rl.config import load_recipe
 from rl.engines.base import Completion
 from rl.idle import Idle
 from rl.learner import Learner as RealLearner
+from rl.plan import pick_problems
 from rl.prompts import Chat
-from rl.records import Trajectory, Turn, read_trajectories
+from rl.records import Trajectory, Turn, read_trajectories, step_path
 from rl.rewards import reward
 
 pytestmark = pytest.mark.budget(20)
@@ -129,10 +131,11 @@ def test_what_reaches_the_loss_is_what_the_settings_say(tmp_path, monkeypatch):
     modeling.build_initial(config, ["class Model:\n", "go on\n"], tmp_path / "model")
     chat = Chat(modeling.load(tmp_path / "model", "cpu")[1])
     engine, learner, pushed = Engine(chat.stop_ids[0]), Learner(), []
-    monkeypatch.setattr(train.weight_sync, "push", lambda *given: pushed.append((*given, learner.version)) or 0.125)
+    monkeypatch.setattr(colocated.weight_sync, "push", lambda *given: pushed.append((*given, learner.version)) or 0.125)
     problems = [Problem(name, "class Model:\n") for name in ("p0", "p1")]
-    path = tmp_path / "step.jsonl"
-    metrics, wall = train.train_step(3, learner, engine, Judge(engine), chat, problems, config, path)
+    path = step_path(tmp_path, 3)
+    sampler = Colocated(learner, engine, Judge(engine), chat, problems, [], config, tmp_path)
+    metrics, wall = train.train_step(3, learner, sampler, config, path)
 
     asked = engine.sampling
     assert (asked.temperature, asked.max_new_tokens, asked.vocabulary, asked.context) == (0.7, 6, 300, 256)
@@ -166,6 +169,8 @@ def test_what_reaches_the_loss_is_what_the_settings_say(tmp_path, monkeypatch):
         "policy/importance_capped": 2 / 24,
         "policy/entropy": 0.75,
         "policy/version": 8,
+        "policy/staleness_mean": 0,
+        "policy/staleness_max": 0,
         "policy/skipped": 0.0,
         "mask/trained": 9 / 12,
     }
@@ -182,23 +187,26 @@ def test_what_is_left_of_an_older_file_of_the_step_is_replaced(tmp_path, monkeyp
     config = load_recipe("mini-cpu", SETTINGS)
     modeling.build_initial(config, ["class Model:\n", "go on\n"], tmp_path / "model")
     chat = Chat(modeling.load(tmp_path / "model", "cpu")[1])
-    monkeypatch.setattr(train.weight_sync, "push", lambda learner, engine: 0.0)
-    engine, path = Engine(chat.stop_ids[0]), tmp_path / "step.jsonl"
+    monkeypatch.setattr(colocated.weight_sync, "push", lambda learner, engine: 0.0)
+    engine, path = Engine(chat.stop_ids[0]), step_path(tmp_path, 3)
+    path.parent.mkdir()
     path.write_text("rubbish\n")
     problems = [Problem(name, "class Model:\n") for name in ("p0", "p1")]
     appended = []
-    plain, plain_evaluation = train.rollout, train.evaluate_problems
-    monkeypatch.setattr(train, "rollout", lambda *given: (appended.append(path.exists()), plain(*given))[1])
-    train.train_step(3, Learner(), engine, Judge(engine), chat, problems, config, path)
+    plain, plain_evaluation = colocated.rollout, colocated.evaluate_problems
+    monkeypatch.setattr(colocated, "rollout", lambda *given: (appended.append(path.exists()), plain(*given))[1])
+    sampler = Colocated(Learner(), engine, Judge(engine), chat, problems, problems, config, tmp_path)
+    train.train_step(3, sampler.learner, sampler, config, path)
     assert appended == [False] and len(list(read_trajectories(path))) == 6
     monkeypatch.setattr(
-        train,
+        colocated,
         "evaluate_problems",
-        lambda *given: (appended.append(path.exists()), plain_evaluation(*given))[1],
+        lambda *given: (appended.append(given[5].exists()), plain_evaluation(*given))[1],
     )
     for _ in range(2):  # an evaluation begins anew too: it would take what is there for its own
-        metrics, wall = train.evaluate_step(Learner(), engine, Judge(engine), chat, problems, config, path)
-    assert appended == [False] * 3 and {t.sample_index for t in read_trajectories(path)} == {0}
+        metrics, wall = sampler.evaluate(3)
+    evaluated = read_trajectories(step_path(tmp_path, 3, "evaluation"))
+    assert appended == [False] * 3 and {t.sample_index for t in evaluated} == {0}
     assert metrics["eval/reward/mean_turn1"] == pytest.approx((1.5 + 1.4) / 2) and wall["seconds/evaluate"] > 0
 
 
@@ -214,7 +222,7 @@ def test_what_a_checkpoint_holds_is_taken_over(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     other = RealLearner(tiny_model(seed=1), settings)
-    assert train.resume(other, tmp_path, settings) == (4, Idle(2, Counter({"prs": 1.5})))
+    assert train.resume(other, tmp_path, settings) == (4, Idle(2, Counter({"prs": 1.5})), [])
     assert other.version == 9 and torch.equal(weights_of(other.model), weights_of(learner.model))
     assert torch.equal(torch.rand(3), drawn[0]) and random.random() == drawn[1]
     left = sorted(path.name for name in ("trajectories", "evaluation") for path in (tmp_path / name).iterdir())
@@ -241,8 +249,8 @@ def test_a_row_without_a_return_is_marked_once():
 
 def test_the_order_of_problems_is_the_seeds_and_the_step_is_all_it_needs():
     problems = [Problem(f"p{i}", "class Model:\n") for i in range(12)]
-    orders = {seed: [train.pick_problems(problems, 4, seed, step) for step in (1, 2, 3)] for seed in (1, 2)}
-    assert orders[1] != orders[2] and orders[1] == [train.pick_problems(problems, 4, 1, step) for step in (1, 2, 3)]
+    orders = {seed: [pick_problems(problems, 4, seed, step) for step in (1, 2, 3)] for seed in (1, 2)}
+    assert orders[1] != orders[2] and orders[1] == [pick_problems(problems, 4, 1, step) for step in (1, 2, 3)]
     for order in orders.values():
         assert sorted(p.id for batch in order for p in batch) == sorted(p.id for p in problems)
 

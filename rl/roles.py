@@ -1,0 +1,42 @@
+"""Which GPU learns, which samples and which judges, with placement.kind = split. Runs before anything takes a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rl.config import Config, ConfigError
+
+
+@dataclass(frozen=True)
+class Roles:
+    """GPUs as CUDA_VISIBLE_DEVICES names them; on the CPU there are none. The judge's may be those that sample."""
+
+    learn: list[str]
+    sample: list[str]
+    judge: list[str]
+
+
+def roles(config: Config, gpus: Sequence[str], ranks: int) -> Roles:
+    """The first `ranks` GPUs learn, the next sample, the ones behind judge. Raises ConfigError where there are too few
+    or, on a GPU, none."""
+    if config.device == "cpu":
+        return Roles([], [], [])
+    sampling = config.placement.rollout_gpus
+    judging = config.placement.judge_gpus if config.env.placement == "apart" else 0
+    if ranks + sampling + judging > len(gpus):
+        raise ConfigError(
+            f"placement.kind = split: {ranks} GPUs learn (one a rank of torchrun), {sampling} sample "
+            f"(placement.rollout_gpus)"
+            + (f" and {judging} judge (placement.judge_gpus)" if judging else "; the judge shares those")
+            + f": {ranks + sampling + judging} are needed; visible: {len(gpus)}. Take fewer ranks (RANKS=N), or use "
+            "placement.kind = colocated, where they take turns"
+        )
+    sample = list(gpus[ranks : ranks + sampling])
+    judge = list(gpus[ranks + sampling : ranks + sampling + judging]) if judging else sample
+    if config.env.slots > len(judge):
+        raise ConfigError(
+            f"env.slots = {config.env.slots}: the judge needs a GPU a slot and has {len(judge)} of {len(gpus)}; 0 "
+            "means all of them"
+        )
+    return Roles(list(gpus[:ranks]), sample, judge)
