@@ -175,6 +175,25 @@ def test_honest_program():
     assert found.evidence["timed_outputs"] == f"{watch.sides['candidate'].calls} compared"
 
 
+def test_a_pattern_of_four_calls_doesnt_move_the_speedup():
+    """Each side is somewhere else in the pattern; single calls would be up to 10 % apart."""
+
+    def patterned(shift: int):
+        def reply(reply, session):
+            pattern = (1.08, 1.02, 1.0, 0.98)
+            times = [t * pattern[(i + shift + len(session.asked)) % 4] for i, t in enumerate(reply["times_us"])]
+            return {**reply, "times_us": times}
+
+        return reply
+
+    watch = stopwatch(takes_us=12.0, cheat=patterned(0))
+    watch.sides["reference"].session.takes_us, watch.sides["reference"].session.cheat = 12.0, patterned(2)
+    found = watch.measure()
+    assert watch.calls % measure.GROUP == 0 and watch.calls >= 2 * measure.GROUP
+    assert found.times["device"]["speedup"] == pytest.approx(1.0, abs=0.004)
+    assert found.times["device"]["candidate_us"] == pytest.approx(12.0 * 1.02, rel=0.01)
+
+
 @pytest.mark.parametrize("offset_us", [0.25, -0.25])
 def test_what_a_process_finds_longer_of_everything_is_taken_off(offset_us):
     """Programs of 5 us: a quarter of a microsecond that is only the process's fault would be 5 % of the speedup."""
