@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from analysis.plots import Drawing, draw_metric, fast_metric, legend, main, method, panels, styled
+from analysis.looks import legend, panels, styled
+from analysis.plots import FAST_UNIT, Drawing, draw_metric, fast_metric, main, method
 from analysis.runs import Variant
 
 VARIANTS = {"no_hack_check": "without the check", "trloo": "with the check"}
@@ -24,7 +25,7 @@ def draw(variants: list[Variant], window: int) -> Drawing:
     shown += [(variant, more, f"Fast@1.2, {variant.label}") for variant in variants if variant.key == "trloo"]
     title = words.replace("Fast@1 at", "Fast@p at")
     chosen, names, labels = zip(*shown)
-    draw_metric(drawing, axes, chosen, None, title, window, percent=True, labels=labels, names=names)
+    draw_metric(drawing, axes, chosen, None, title, FAST_UNIT, window, share=True, labels=labels, names=names)
     legend(figure)
     drawing.caption = [
         f"Fast@1 and Fast@1.2 of models trained with and without the hacking check; both evaluated with it. {words}.",

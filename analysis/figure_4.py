@@ -10,10 +10,10 @@ import math
 import sys
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from analysis import series
-from analysis.plots import MARKERS, Drawing, draw_metric, fast_metric, last_turn, legend, main, method, panels, styled
+from analysis.looks import legend, look, name_axes, panels, share_axis, styled
+from analysis.plots import FAST_UNIT, Drawing, draw_metric, fast_metric, last_turn, main, method
 from analysis.runs import RunData, Variant
 
 VARIANTS = {
@@ -36,20 +36,16 @@ def over_turns(drawing: Drawing, axes, variants: list[Variant]) -> None:
     prefix = "eval/fast/1.0_turn" if last_turn(variants, "eval/fast/1.0_turn") else "fast/1.0_turn"
     turns = np.arange(1, last_turn(variants, prefix) + 1)
     title = "Fast@1 over turns, last evaluation" if prefix.startswith("eval") else "Fast@1 over turns, last step"
-    colours = axes.figure.axes[0].get_lines()
     for index, variant in enumerate(variants):
         values = np.array([[last_value(run, f"{prefix}{turn}") for turn in turns] for run in variant.runs])
         found = series.band(turns, values.reshape(len(variant.runs), len(turns)))
-        colour = next((line.get_color() for line in colours if line.get_gid() == variant.key), None)
         shift = 0.05 * (index - (len(variants) - 1) / 2)
-        half = np.nan_to_num(found.high - found.mean)
-        axes.errorbar(turns + shift, found.mean, yerr=half, color=colour, marker=MARKERS[index], lw=1.2, capsize=2)
+        half = found.high - found.mean
+        axes.errorbar(turns + shift, found.mean, yerr=half, capsize=2, gid=variant.key, **look(index))
         for turn, *numbers, count in zip(turns, found.mean, found.low, found.high, found.count):
             drawing.rows.append((title, variant.label, int(turn), *numbers, int(count)))
-    axes.set(title=title, xlabel="turn")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_ylim(bottom=0)
+    name_axes(axes, title, "turn", FAST_UNIT)
+    share_axis(axes)
 
 
 @styled
@@ -58,7 +54,7 @@ def draw(variants: list[Variant], window: int) -> Drawing:
     figure, (steps, turns) = panels(2)
     drawing = Drawing(figure)
     name, words = fast_metric(variants, "1.0")
-    draw_metric(drawing, steps, variants, name, words, window, percent=True)
+    draw_metric(drawing, steps, variants, name, words, FAST_UNIT, window, share=True)
     over_turns(drawing, turns, variants)
     legend(figure)
     drawing.caption = [f"Left: {words}, over steps. Right: by turn at the end of training.", method(window)]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from analysis.plots import Drawing, draw_metric, fast_metric, legend, main, method, panels, styled
+from analysis.looks import legend, panels, styled
+from analysis.plots import FAST_UNIT, Drawing, draw_metric, fast_metric, main, method
 from analysis.runs import Variant
 
 VARIANTS = {"trloo": "TRLOO", "mrs": "+ MRS", "mrs_pr": "+ PR", "mrs_pr_prs": "+ PRS"}
 PANELS = (
-    ("policy/entropy", "Entropy, nats a token"),
-    ("policy/grad_norm", "Gradient norm before clipping"),
-    ("policy/ppl_rollout", "Perplexity under the engine"),
-    ("policy/ppl_learner", "Perplexity under the learner"),
+    ("policy/entropy", "Entropy", "nats a token"),
+    ("policy/grad_norm", "Gradient norm before clipping", "L2 norm of the loss's gradient"),
+    ("policy/ppl_rollout", "Perplexity under the engine", "perplexity a token"),
+    ("policy/ppl_learner", "Perplexity under the learner", "perplexity a token"),
 )
 
 
@@ -22,9 +23,9 @@ def draw(variants: list[Variant], window: int) -> Drawing:
     figure, axes = panels(5)
     drawing = Drawing(figure)
     name, words = fast_metric(variants, "1.2")
-    draw_metric(drawing, axes[0], variants, name, words, window, percent=True)
-    for place, (metric, title) in zip(axes[1:], PANELS):
-        draw_metric(drawing, place, variants, metric, title, window)
+    draw_metric(drawing, axes[0], variants, name, words, FAST_UNIT, window, share=True)
+    for place, (metric, title, unit) in zip(axes[1:], PANELS):
+        draw_metric(drawing, place, variants, metric, title, unit, window)
     legend(figure)
     drawing.caption = [f"{words}; entropy, gradient norm and perplexities of the sampled answers.", method(window)]
     return drawing

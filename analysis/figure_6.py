@@ -9,11 +9,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+import numpy as np
 
 from analysis import evaluations, statistics
 from analysis.evaluations import Evaluation
-from analysis.plots import Drawing, legend, panels, save, styled
+from analysis.looks import draw_band, legend, look, name_axes, panels, share_axis, styled
+from analysis.plots import FAST_UNIT, Drawing, save
 from analysis.runs import AnalysisError
 
 VARIANTS = {"scaling_vanilla": "vanilla", "scaling_context": "context management"}
@@ -22,32 +23,29 @@ THRESHOLD = 1.2
 
 @styled
 def draw(found: dict[str, list[Evaluation]], p: float = THRESHOLD) -> Drawing:
-    """Fast@p by turn: the turn itself (solid), and the best of history up to it (dashed), with intervals."""
+    """Fast@p by turn: the turn itself and the best of history up to it, with intervals."""
     figure, (axes,) = panels(1)
     drawing = Drawing(figure)
     title = f"Fast@{p:g} over turns"
     longest = max(evaluation.turns for several in found.values() for evaluation in several)
     for index, (label, several) in enumerate(found.items()):
         turns = list(range(1, max(evaluation.turns for evaluation in several) + 1))
-        for best, words, line in ((False, "last turn", "-"), (True, "best of history", "--")):
+        for best, words in ((False, "last turn"), (True, "best of history")):
             values = [statistics.ratio(evaluations.tallies(several, evaluations.fast(p, turn, best))) for turn in turns]
             there = [(turn, value) for turn, value in zip(turns, values) if value.value is not None]
-            x = [turn for turn, _ in there]
-            name = f"{label}, {words}"
-            axes.plot(x, [v.value for _, v in there], f"C{index}{line}", marker="so"[best], label=name, gid=name)
-            axes.fill_between(
-                x, [v.low for _, v in there], [v.high for _, v in there], color=f"C{index}", alpha=0.13, lw=0
-            )
+            x = np.array([turn for turn, _ in there])
+            low, high = (np.array([getattr(v, side) for _, v in there]) for side in ("low", "high"))
+            name, style = f"{label}, {words}", look(2 * index + best) | {"color": f"C{index}"}
+            axes.plot(x, [v.value for _, v in there], label=name, gid=name, **style)
+            draw_band(axes, x, low, high, style["color"], name)
             drawing.rows += [(title, name, turn, v.value, v.low, v.high, v.runs) for turn, v in there]
         if turns[-1] < longest:
             axes.axvspan(
                 turns[-1] + 0.5, longest + 0.5, facecolor="none", edgecolor="#DDDDDD", hatch="..", lw=0, gid="gap"
             )
             drawing.caption.append(f"{label} has {turns[-1]} of {longest} turns.")
-    axes.set(title=title, xlabel="turn")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_ylim(bottom=0)
+    name_axes(axes, title, "turn", FAST_UNIT)
+    share_axis(axes)
     legend(figure)
     drawing.caption.insert(
         0,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from analysis.plots import Drawing, draw_metric, legend, main, method, panels, styled
+from analysis.looks import legend, panels, styled
+from analysis.plots import Drawing, draw_metric, main, method
 from analysis.runs import Variant
 
 VARIANTS = {"trloo": "with the check", "no_hack_check": "without the check"}
@@ -18,7 +19,8 @@ def draw(variants: list[Variant], window: int) -> Drawing:
     """Hacks over judged turns of training."""
     figure, (axes,) = panels(1)
     drawing = Drawing(figure)
-    draw_metric(drawing, axes, variants, "hack/ratio", "Hacking ratio in training", window, percent=True)
+    title = "Hacking ratio in training"
+    draw_metric(drawing, axes, variants, "hack/ratio", title, "judged turns (%)", window, share=True)
     legend(figure)
     drawing.caption = [
         "Hacks over judged turns of each training step. Quoted from the paper: from about 20 % to about 3 % with the "

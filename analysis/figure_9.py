@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from analysis.plots import Drawing, draw_metric, fast_metric, legend, main, method, panels, styled
+from analysis.looks import legend, panels, styled
+from analysis.plots import FAST_UNIT, Drawing, draw_metric, fast_metric, main, method
 from analysis.runs import Variant
 
 VARIANTS = {"mrs_pr_prs": "PR and soft PRS", "prs_hard": "PR and hard PRS", "mrs": "neither PR nor PRS"}
@@ -16,8 +17,8 @@ def draw(variants: list[Variant], window: int) -> Drawing:
     figure, (fast, rejected) = panels(2)
     drawing = Drawing(figure)
     name, words = fast_metric(variants, "1.2")
-    draw_metric(drawing, fast, variants, name, words, window, percent=True)
-    draw_metric(drawing, rejected, variants, "mask/prs", "Rows rejected by PRS", window, percent=True)
+    draw_metric(drawing, fast, variants, name, words, FAST_UNIT, window, share=True)
+    draw_metric(drawing, rejected, variants, "mask/prs", "Rejected by PRS", "rows, one a turn (%)", window, share=True)
     legend(figure)
     drawing.caption = [f"{words}, and the share of rows that PRS rejects.", method(window)]
     return drawing

@@ -1,6 +1,6 @@
 """Drawing and saving a paper figure: curves with bands, marked gaps; PDF, PNG, the drawn numbers as CSV, a caption.
 
-Every figure module uses this and style.mplstyle, and nothing else decides how a figure looks.
+Every figure module uses this, looks.py and style.mplstyle, and nothing else decides how a figure looks.
 """
 
 from __future__ import annotations
@@ -13,22 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from analysis import series
+from analysis.looks import alone, draw_band, look, mark_gaps, name_axes, say_silent, share_axis, styled
 from analysis.runs import AnalysisError, Variant, find, setting_notes
 from env.files import write_atomic
 
-STYLE = Path(__file__).with_name("style.mplstyle")
-MARKERS = "osD^vPX*"
 WINDOW = 5
+FAST_UNIT = "samples (%)"  # Fast@p: share of samples that are right and fast enough
 COLUMNS = ("panel", "curve", "x", "mean", "low", "high", "runs")
-styled = plt.style.context(STYLE)  # decorates every function that draws: text takes its looks when it is made
 
 
 @dataclass
@@ -38,18 +33,6 @@ class Drawing:
     figure: plt.Figure
     caption: list[str] = field(default_factory=list)
     rows: list[tuple] = field(default_factory=list)
-
-
-def panels(count: int, columns: int = 2) -> tuple[plt.Figure, list[plt.Axes]]:
-    """`count` axes in a grid, in the common style."""
-    columns = min(columns, count)
-    lines = -(-count // columns)
-    size = (max(4.6 * columns, 5.2), 2.7 * lines + 0.5)
-    figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
-    flat = list(axes.flat)
-    for spare in flat[count:]:
-        spare.remove()
-    return figure, flat[:count]
 
 
 def first_metric(variants: Sequence[Variant], names: Sequence[str]) -> str | None:
@@ -75,50 +58,27 @@ def fast_metric(variants: Sequence[Variant], p: str) -> tuple[str | None, str]:
     return None, f"Fast@{p.removesuffix('.0')}"
 
 
-def _ranges(steps: Sequence[int]) -> list[tuple[int, int]]:
-    ranges: list[list[int]] = []
-    for step in steps:
-        if ranges and step == ranges[-1][1] + 1:
-            ranges[-1][1] = step
-        else:
-            ranges.append([step, step])
-    return [(a, b) for a, b in ranges]
-
-
-def mark_gaps(axes: plt.Axes, variants: Sequence[Variant]) -> None:
-    """Hatch the steps that a run lost, and those that are asked for and not there yet in any variant's runs."""
-    lost = sorted({step for variant in variants for run in variant.runs for step in run.gaps})
-    for begin, end in _ranges(lost):
-        axes.axvspan(begin - 0.5, end + 0.5, facecolor="#F2F2F2", edgecolor="#BBBBBB", hatch="///", lw=0, gid="gap")
-    wanted = max(variant.wanted for variant in variants)
-    shortest = min(run.last for variant in variants for run in variant.runs)
-    if shortest < wanted:
-        axes.axvspan(shortest + 0.5, wanted + 0.5, facecolor="none", edgecolor="#DDDDDD", hatch="..", lw=0, gid="gap")
-        text = f"not all runs are here\n(the shortest ends at {shortest} of {wanted})"
-        axes.text(wanted, 0.02, text, transform=axes.get_xaxis_transform(), ha="right", fontsize=7, color="#777777")
-
-
 def draw_metric(
     drawing: Drawing,
     axes: plt.Axes,
     variants: Sequence[Variant],
     name: str | None,
     title: str,
+    y: str,
     window: int,
-    percent: bool = False,
+    share: bool = False,
     labels: Sequence[str] = (),
     names: Sequence[str] = (),
 ) -> None:
-    """One panel: a curve with its band for every variant. names: a metric for each variant in place of `name`.
+    """One panel: a curve with its band for every variant. y: the axis's label, with the unit. share: values are
+    fractions of 1, shown in percent. names: a metric for each variant in place of `name`.
 
-    Part of a curve over fewer seeds than its best step has is drawn thin and dashed.
+    Part of a curve over fewer seeds than its best step has is drawn thin.
     """
-    axes.set(title=title, xlabel="step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    drawn, silent = 0, []
+    name_axes(axes, title, "step", y)
+    drawn, silent = [], []
     for index, variant in enumerate(variants):
         metric = names[index] if names else name
-        colour = f"C{index}"
         label = labels[index] if labels else variant.label
         # Held-out points are few and averages already: smoothing would hide where they were measured.
         width = 1 if metric and metric.startswith("eval/") else window
@@ -126,34 +86,25 @@ def draw_metric(
         if found is None or not np.isfinite(found.mean).any():
             silent.append(label)
             continue
-        drawn += 1
+        drawn.append((variant, metric, label))
         seeds = int(found.count.max())
         whole = np.where(found.count == seeds, found.mean, np.nan)
-        few = np.isfinite(found.mean).sum() <= 40
-        marker = MARKERS[index % len(MARKERS)] if few else None
+        style = look(index, points=len(found.steps))
         text = f"{label} ({seeds} seed{'s' * (seeds > 1)})"
-        axes.plot(found.steps, whole, color=colour, marker=marker, label=text, gid=variant.key)
+        axes.plot(found.steps, whole, label=text, gid=variant.key, **style)
         if (found.count < seeds).any():
-            axes.plot(found.steps, found.mean, color=colour, lw=0.8, ls="--", gid=f"{variant.key}:partial")
-        axes.fill_between(found.steps, found.low, found.high, color=colour, alpha=0.18, lw=0)
+            thin = style | {"linewidth": 0.8, "markersize": 3}
+            axes.plot(found.steps, found.mean, gid=f"{variant.key}:partial", **thin)
+        if (single := alone(np.isfinite(found.mean))).any():  # no line goes there, and perhaps no marker
+            dots = look(index) | {"linestyle": "none"}
+            axes.plot(found.steps[single], found.mean[single], gid=f"{variant.key}:alone", **dots)
+        draw_band(axes, found.steps, found.low, found.high, style["color"], variant.key)
         for step, *values, count in zip(found.steps, found.mean, found.low, found.high, found.count):
             drawing.rows.append((title, label, int(step), *values, int(count)))
-    mark_gaps(axes, variants)
-    if percent:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-        axes.set_ylim(bottom=0)
-    if silent:
-        text = f"no data: {', '.join(silent)}" if drawn else "not measured in these runs"
-        axes.text(0.02, 0.96, text, transform=axes.transAxes, va="top", fontsize=7, color="#777777")
-
-
-def legend(figure: plt.Figure) -> None:
-    """One legend for all panels, below them: it hides no curve."""
-    by_label = {}
-    for axes in figure.axes:
-        by_label |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels())}
-    if by_label:
-        figure.legend(by_label.values(), by_label.keys(), loc="outside lower center", ncols=min(len(by_label), 3))
+    mark_gaps(axes, drawn)
+    if share:
+        share_axis(axes)
+    say_silent(axes, silent, len(drawn))
 
 
 def method(window: int) -> str:
@@ -164,7 +115,10 @@ def method(window: int) -> str:
         else f"Training curves: each run smoothed by a centred moving mean of {window} steps (fewer at the ends); "
         "held-out points are not smoothed."
     )
-    return f"{smoothing} Lines: mean over seeds. Bands: 95 % t-interval of the mean over seeds; none for one seed."
+    return (
+        f"{smoothing} Lines: mean over seeds, thin where some seeds are missing. Bands, and bars at single points: "
+        "95 % t-interval of the mean over seeds; none for one seed."
+    )
 
 
 def as_csv(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -115,8 +115,8 @@ def test_every_curve_is_the_mean_over_seeds_of_its_metric(make_ablation, stem, t
     assert {row["runs"] for row in drawn} == {"3"}
     metrics = {
         "Hacking ratio in training": "hack/ratio",
-        "Rows rejected by PRS": "mask/prs",
-        **{title: name for name, title in figure_5_7.PANELS},
+        "Rejected by PRS": "mask/prs",
+        **{title: name for name, title, _ in figure_5_7.PANELS},
     }
     labels = {label: key for key, label in module.VARIANTS.items()}
     checked = 0
@@ -188,7 +188,12 @@ def test_an_unfinished_a_damaged_and_a_missing_run_are_drawn_with_their_gaps_mar
     (axes,) = drawing.figure.axes
     gaps = sorted(patch.get_x() for patch in axes.patches if patch.get_gid() == "gap")
     assert gaps == [2.5, 4.5]
-    assert "the shortest ends at 4 of 8" in axes.texts[0].get_text()
+    (said,) = (text.get_text() for text in axes.texts if text.get_gid() == "unfinished")
+    assert said.splitlines() == [
+        "not finished",
+        "with the check, seed2: 4 of 8 steps",
+        "with the check, seed3: 7 of 8 steps",
+    ]
     whole = next(line for line in axes.get_lines() if line.get_gid() == "trloo")
     partial = next(line for line in axes.get_lines() if line.get_gid() == "trloo:partial")
     assert np.isnan(whole.get_ydata()).tolist() == [False, False, True, False, True, True, True, True]

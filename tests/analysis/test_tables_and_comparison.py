@@ -169,7 +169,8 @@ def test_a_comparison_has_paired_intervals_settings_and_cost(tmp_path, capsys):
     assert "| Fast@1.2, turn 2 (points) | +100.0 [+100.0, +100.0] | 6 | higher |" in text
     assert "| hacking ratio (points) | +0.0 [+0.0, +0.0] | 6 | no clear difference |" in text
     assert "advantage.gamma: 1.0 -> 0.0" in text
-    assert "| seconds, the run's own stages | 360 | 360 |" in text and "hared" not in text and "| tokens, RL | 1,200 | 1,200 |" in text
+    assert "| seconds, the run's own stages | 360 | 360 |" in text and "hared" not in text
+    assert "| tokens, RL | 1,200 | 1,200 |" in text
     reward = [0.25 * (1 + 0.5 + 0.5) + 0.5 * (1 + s + 0.5) for s in (1.05, 1.6)]
     lines = csv.DictReader(io.StringIO((tmp_path / "out/compare.csv").read_text()))
     found = next(row for row in lines if "one measure" in row["measure"])
