@@ -14,7 +14,8 @@
 #   RUNS=DIR           where runs go; default runs/ablations/<recipe>
 #   SET="a.b=c …"      further settings for all runs, e.g. SET="train.steps=2 eval.every=1" for a try; use another RUNS
 #   EVAL_PROBLEMS=N    how many problems figure 6 and the tables evaluate on; default 64 of the miniature's, all of
-#                      KernelBench's. With another number use another RUNS, too. What runs evaluate on by themselves is in SET: problems.heldout, eval.samples
+#                      KernelBench's. With another number use another RUNS, too. What runs evaluate on
+#                      by themselves is in SET: problems.heldout, eval.samples
 #   EVAL_SAMPLES=N     samples a problem there; default 4 in figure 6, 8 in the tables
 #   EVAL_TURNS=N       turns a sample there; default 14 in figure 6, 3 in the tables
 #   GPUS="0 1"         which GPUs; default: all that are visible
