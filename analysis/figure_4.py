@@ -12,8 +12,8 @@ import sys
 import numpy as np
 
 from analysis import series
-from analysis.looks import legend, look, name_axes, panels, share_axis, styled
-from analysis.plots import FAST_UNIT, Drawing, draw_metric, fast_metric, last_turn, main, method
+from analysis.looks import FAST_UNIT, legend, look, name_axes, panels, share_axis, styled
+from analysis.plots import Drawing, draw_metric, fast_metric, last_turn, main, method
 from analysis.runs import RunData, Variant
 
 VARIANTS = {

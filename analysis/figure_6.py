@@ -13,8 +13,8 @@ import numpy as np
 
 from analysis import evaluations, statistics
 from analysis.evaluations import Evaluation
-from analysis.looks import draw_band, legend, look, name_axes, panels, share_axis, styled
-from analysis.plots import FAST_UNIT, Drawing, save
+from analysis.looks import FAST_UNIT, draw_band, legend, look, name_axes, panels, share_axis, styled
+from analysis.plots import Drawing, save
 from analysis.runs import AnalysisError
 
 VARIANTS = {"scaling_vanilla": "vanilla", "scaling_context": "context management"}

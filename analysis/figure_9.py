@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from analysis.looks import legend, panels, styled
-from analysis.plots import FAST_UNIT, Drawing, draw_metric, fast_metric, main, method
+from analysis.looks import FAST_UNIT, legend, panels, styled
+from analysis.plots import Drawing, draw_metric, fast_metric, main, method
 from analysis.runs import Variant
 
 VARIANTS = {"mrs_pr_prs": "PR and soft PRS", "prs_hard": "PR and hard PRS", "mrs": "neither PR nor PRS"}

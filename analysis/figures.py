@@ -6,7 +6,6 @@ import io
 import itertools
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -14,11 +13,11 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
+from analysis.looks import FAST_UNIT, STYLE, name_axes, share_axis
 from env.records import STATUSES
 
-STYLE = Path(__file__).with_name("style.mplstyle")
 Rows = Sequence[dict[str, Any]]
 STATUS_COLOURS = dict(
     zip(
@@ -51,9 +50,10 @@ def as_svg(figure: plt.Figure) -> str:
 
 
 def lines(
-    title: str, rows: Rows, series: dict[str, str], ylabel: str = "", percent: bool = False, log: bool = False
+    title: str, rows: Rows, series: dict[str, str], y: str, share: bool = False, log: bool = False
 ) -> str | None:
-    """Curves over steps. series: metric name -> legend text. None where no row has any of them."""
+    """Curves over steps. series: metric name -> legend text. y: the axis's label, with the unit. share: values are
+    fractions of 1, shown in percent. None where no row has any of them."""
     drawn = {name: text for name, text in series.items() if np.isfinite(column(rows, name)).any()}
     if not drawn:
         return None
@@ -65,11 +65,9 @@ def lines(
             values = column(rows, name)
             there = np.isfinite(values)
             axes.plot(steps[there], values[there], marker=marker if few else None, label=text)
-        axes.set(title=title, xlabel="step", ylabel=ylabel)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if percent:
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-            axes.set_ylim(bottom=0)
+        name_axes(axes, title, "step", y)
+        if share:
+            share_axis(axes)
         if log and all((column(rows, name)[np.isfinite(column(rows, name))] > 0).all() for name in drawn):
             axes.set_yscale("log")
         if len(drawn) > 1:
@@ -77,8 +75,10 @@ def lines(
         return as_svg(figure)
 
 
-def stacked(title: str, rows: Rows, series: dict[str, str], colours: dict[str, str], ylabel: str) -> str | None:
-    """Bars of parts on top of each other, one a step. None where every part is zero or absent."""
+def stacked(
+    title: str, rows: Rows, series: dict[str, str], colours: dict[str, str], y: str, share: bool = False
+) -> str | None:
+    """Bars of parts on top of each other, one a step. y, share: as for `lines`. None where all is zero or absent."""
     drawn = [name for name in series if np.nansum(column(rows, name)) > 0]
     if not drawn:
         return None
@@ -91,8 +91,10 @@ def stacked(title: str, rows: Rows, series: dict[str, str], colours: dict[str, s
             values = np.nan_to_num(column(rows, name))
             axes.bar(steps, values, width, bottom=below, label=series[name], color=colours.get(name), linewidth=0)
             below += values
-        axes.set(title=title, xlabel="step", ylabel=ylabel)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        name_axes(axes, title, "step", y)
+        if share:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=None))
+            axes.set_ylim(0, 1)
         figure.subplots_adjust(right=0.72)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
         return as_svg(figure)
@@ -112,10 +114,11 @@ def rl_figures(metrics: Rows, wall: Rows) -> list[tuple[str, str]]:
         for name in present(wall, r"seconds/\w+")
         if name not in ("seconds/step", "seconds/judge_work")
     }
+    rewards = {"reward/mean": "all turns"} | _turns(metrics, "reward/mean_turn")
     figures = [
         (
             "Mean reward a turn.",
-            lines("Reward", metrics, {"reward/mean": "all turns"} | _turns(metrics, "reward/mean_turn")),
+            lines("Reward", metrics, rewards, "reward a turn"),
         ),
         (
             "What the reward is made of; speedup (capped) and profiling ratio over correct turns.",
@@ -127,12 +130,15 @@ def rl_figures(metrics: Rows, wall: Rows) -> list[tuple[str, str]]:
                     "reward/speedup": "speedup",
                     "reward/profiling_ratio": "profiling ratio",
                 },
+                "share; for speedup, times as fast",
             ),
         ),
         *(
             (
                 f"Share of judged samples that are correct, no hack, and at least {p} times as fast.",
-                lines(f"Fast@{p.removesuffix('.0')}", metrics, _turns(metrics, f"fast/{p}_turn"), percent=True),
+                lines(
+                    f"Fast@{p.removesuffix('.0')}", metrics, _turns(metrics, f"fast/{p}_turn"), FAST_UNIT, share=True
+                ),
             )
             for p in ("1.0", "1.2")
         ),
@@ -143,22 +149,31 @@ def rl_figures(metrics: Rows, wall: Rows) -> list[tuple[str, str]]:
                 metrics,
                 statuses,
                 {f"status/{status}": colour for status, colour in STATUS_COLOURS.items()},
-                "share of turns",
+                "turns (%)",
+                share=True,
             ),
         ),
-        ("Hacks over judged turns.", lines("Hacking ratio", metrics, {"hack/ratio": "hacks"}, percent=True)),
+        (
+            "Hacks over judged turns.",
+            lines("Hacking ratio", metrics, {"hack/ratio": "hacks"}, "judged turns (%)", share=True),
+        ),
         (
             "Entropy of the sampling distribution, in nats a token.",
-            lines("Entropy", metrics, {"policy/entropy": "entropy"}),
+            lines("Entropy", metrics, {"policy/entropy": "entropy"}, "nats a token"),
         ),
-        ("Before clipping.", lines("Gradient norm", metrics, {"policy/grad_norm": "gradient norm"})),
+        ("Before clipping.", lines("Gradient norm", metrics, {"policy/grad_norm": "gradient norm"}, "L2 norm")),
         (
             "Of sampled tokens, under the engine that sampled them and under the learner.",
-            lines("Perplexity", metrics, {"policy/ppl_rollout": "rollout", "policy/ppl_learner": "learner"}),
+            lines(
+                "Perplexity",
+                metrics,
+                {"policy/ppl_rollout": "rollout", "policy/ppl_learner": "learner"},
+                "perplexity a token",
+            ),
         ),
         (
             "Mean absolute difference of the two log-probabilities.",
-            lines("Log-prob gap", metrics, {"policy/logprob_gap": "gap"}, log=True),
+            lines("Log-prob gap", metrics, {"policy/logprob_gap": "gap"}, "nats a token", log=True),
         ),
         (
             "Share of rows that don't enter the loss, by reason.",
@@ -166,10 +181,14 @@ def rl_figures(metrics: Rows, wall: Rows) -> list[tuple[str, str]]:
                 "Masked rows",
                 metrics,
                 {"mask/mrs": "MRS", "mask/veto": "token veto", "mask/prs": "PRS", "mask/infra": "infrastructure"},
-                percent=True,
+                "rows (%)",
+                share=True,
             ),
         ),
-        ("Length of answers.", lines("Completion tokens", metrics, {"tokens/completion_mean": "tokens"})),
+        (
+            "Length of answers.",
+            lines("Completion tokens", metrics, {"tokens/completion_mean": "tokens"}, "tokens an answer"),
+        ),
         ("Wall-clock of a step's phases.", stacked("Seconds a phase", wall, seconds, {}, "seconds")),
     ]
     return [(caption, svg) for caption, svg in figures if svg is not None]
@@ -178,11 +197,14 @@ def rl_figures(metrics: Rows, wall: Rows) -> list[tuple[str, str]]:
 def sft_figures(metrics: Rows) -> list[tuple[str, str]]:
     """(caption, SVG) of the supervised stage's curves."""
     figures = [
-        ("Cross-entropy of the teacher's answers, in nats a token.", lines("SFT loss", metrics, {"sft/loss": "loss"})),
+        (
+            "Cross-entropy of the teacher's answers, in nats a token.",
+            lines("SFT loss", metrics, {"sft/loss": "loss"}, "nats a token"),
+        ),
         (
             "Share of the answers' tokens that the model would have chosen.",
-            lines("SFT accuracy", metrics, {"sft/accuracy": "accuracy"}, percent=True),
+            lines("SFT accuracy", metrics, {"sft/accuracy": "accuracy"}, "tokens (%)", share=True),
         ),
-        ("Before clipping.", lines("SFT gradient norm", metrics, {"sft/grad_norm": "gradient norm"})),
+        ("Before clipping.", lines("SFT gradient norm", metrics, {"sft/grad_norm": "gradient norm"}, "L2 norm")),
     ]
     return [(caption, svg) for caption, svg in figures if svg is not None]

@@ -26,6 +26,7 @@ MARKED = 20  # curves of at most so many points have a marker at each
 DASHES = ("-", (0, (5, 2)), (0, (3, 3)), (0, (2, 4)), (0, (1, 5)), (0, (5, 2, 1, 2)), (0, (3, 3, 1, 3)), (0, (1, 2)))
 LEAST_TOP = 0.1  # an axis of shares goes up to 10 % at least: where all are 0, it would end anywhere
 MOST_COLUMNS = 3
+FAST_UNIT = "samples (%)"  # Fast@p: share of samples that are right and fast enough
 NOTE = {"fontsize": 7, "color": "#777777"}
 
 
@@ -66,7 +67,7 @@ def share_axis(axes: plt.Axes) -> None:
     An interval may reach beyond 0 and 100 %, where no share is: it is cut off there.
     """
     top = min(max(axes.get_ylim()[1], LEAST_TOP), 1.03)
-    axes.set_ylim(-0.02 * top, top)  # room for a curve at 0
+    axes.set_ylim(-0.035 * top, top)  # room for a curve at 0
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=None))
 
 
@@ -99,27 +100,32 @@ def _ranges(steps: Sequence[int]) -> list[tuple[int, int]]:
 def mark_gaps(axes: plt.Axes, drawn: Sequence[tuple[Variant, str, str]]) -> None:
     """Hatch what is missing of the curves in this panel: steps whose line a run lost, and steps not reached yet.
 
-    drawn: (variant, its metric, label) of each curve. A note in the panel says which runs are not finished. A held-out
-    metric misses a step only where it would have been measured.
+    drawn: (variant, its metric, label) of each curve. A note in the panel says which runs that are. A held-out metric
+    misses a step only where it would have been measured.
     """
-    lost, ends = set(), {}
+    lost, ends, said = set(), [], []
     for variant, metric, label in drawn:
         for run in variant.runs:
             every = run.config.get("eval", {}).get("every") if metric.startswith("eval/") else 1
-            lost |= {step for step in run.gaps if not every or step % every == 0}
+            steps = [step for step in run.gaps if not every or step % every == 0]
+            lost |= set(steps)
+            if steps:
+                shown = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in _ranges(steps))
+                said.append(f"{label}, {run.folder.name}: no line for {shown}")
             if run.last < variant.wanted:
-                ends[label, run.folder.name] = (run.last, variant.wanted)
+                ends.append((run.last, variant.wanted))
+                said.append(f"{label}, {run.folder.name}: {run.last} of {variant.wanted} steps")
     for begin, end in _ranges(sorted(lost)):
         axes.axvspan(begin - 0.5, end + 0.5, facecolor="#F2F2F2", edgecolor="#BBBBBB", hatch="///", lw=0, gid="gap")
     if ends:
-        shortest, wanted = min(last for last, _ in ends.values()), max(wanted for _, wanted in ends.values())
+        shortest, wanted = min(last for last, _ in ends), max(wanted for _, wanted in ends)
         axes.axvspan(shortest + 0.5, wanted + 0.5, facecolor="none", edgecolor="#DDDDDD", hatch="..", lw=0, gid="gap")
-        said = [f"{label}, {seed}: {last} of {wanted} steps" for (label, seed), (last, wanted) in ends.items()]
+    if said:
         more = [f"and {len(said) - 3} more, see the caption"] if len(said) > 3 else []
-        lines = [part for line in ["not finished", *said[:3], *more] for part in textwrap.wrap(line, 60)]
+        lines = [part for line in ["not whole", *said[:3], *more] for part in textwrap.wrap(line, 60)]
         place = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}
         place["bbox"] = {"facecolor": "white", "alpha": 0.8, "lw": 0, "pad": 1}  # readable on the hatching
-        axes.text(0.99, 0.04, "\n".join(lines), gid="unfinished", **place, **NOTE)
+        axes.text(0.99, 0.04, "\n".join(lines), gid="missing", **place, **NOTE)
 
 
 def say_silent(axes: plt.Axes, silent: Sequence[str], drawn: int) -> None:

@@ -22,7 +22,6 @@ from analysis.runs import AnalysisError, Variant, find, setting_notes
 from env.files import write_atomic
 
 WINDOW = 5
-FAST_UNIT = "samples (%)"  # Fast@p: share of samples that are right and fast enough
 COLUMNS = ("panel", "curve", "x", "mean", "low", "high", "runs")
 
 

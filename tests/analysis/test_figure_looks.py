@@ -180,7 +180,7 @@ def gaps_of(axes: plt.Axes) -> list[tuple[float, float]]:
 
 
 def notes_of(axes: plt.Axes) -> list[str]:
-    return [text.get_text() for text in axes.texts if text.get_gid() == "unfinished"]
+    return [text.get_text() for text in axes.texts if text.get_gid() == "missing"]
 
 
 def test_only_what_a_drawn_curve_lacks_is_hatched_and_the_run_is_named():
@@ -188,7 +188,7 @@ def test_only_what_a_drawn_curve_lacks_is_hatched_and_the_run_is_named():
     absent = Variant("no_hack_check", "without the check", [a_run(1, steps=2, names=["policy/entropy"])])
     (axes,) = figure_8.draw([there, absent], 1).figure.axes
     assert gaps_of(axes) == [(5.5, 6.5)]
-    assert notes_of(axes) == ["not finished\nwith the check, seed2: 5 of 6 steps"]
+    assert notes_of(axes) == ["not whole\nwith the check, seed2: 5 of 6 steps"]
     whole = figure_8.draw([there.__class__("trloo", "with the check", there.runs[:1]), absent], 1).figure.axes[0]
     assert gaps_of(whole) == [] and notes_of(whole) == []
 
@@ -199,6 +199,8 @@ def test_a_held_out_curve_lacks_only_steps_at_which_it_is_measured():
     figure = figure_9.draw([Variant("mrs", "neither", [run])], 1).figure
     held_out, rejected = figure.axes
     assert gaps_of(held_out) == [(3.5, 4.5)] and gaps_of(rejected) == [(2.5, 4.5)]
+    assert notes_of(held_out) == ["not whole\nneither, seed1: no line for 4"]
+    assert notes_of(rejected) == ["not whole\nneither, seed1: no line for 3 to 4"]
 
 
 def test_many_unfinished_runs_are_counted_where_the_caption_names_them_all(make_ablation):

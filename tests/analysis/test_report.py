@@ -11,6 +11,7 @@ from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -289,8 +290,36 @@ def test_curves_cope_with_gaps_nulls_and_one_step():
     rows = [{"step": 1, "hack/ratio": None, "policy/entropy": 0.5}]
     drawn = figures.rl_figures(rows, [])
     assert len(drawn) == 1
-    assert figures.lines("t", rows, {"hack/ratio": "hacks"}) is None
+    assert figures.lines("t", rows, {"hack/ratio": "hacks"}, "turns (%)") is None
     assert figures.stacked("t", rows, {"hack/ratio": "hacks"}, {}, "share") is None
+
+
+def test_every_curve_of_the_report_has_units_and_nothing_is_cut_off(monkeypatch):
+    names = [f"reward/{part}" for part in ("mean", "mean_turn1", "mean_turn2", "correct", "speedup", "profiling_ratio")]
+    names += [f"fast/{p}_turn{turn}" for p in ("1.0", "1.2") for turn in range(1, 6)]
+    names += [f"status/{status}" for status in STATUSES] + [f"mask/{why}" for why in ("mrs", "veto", "prs", "infra")]
+    names += ["hack/ratio", "policy/entropy", "policy/grad_norm", "policy/ppl_rollout", "policy/ppl_learner"]
+    names += ["policy/logprob_gap", "tokens/completion_mean", "sft/loss", "sft/accuracy", "sft/grad_norm"]
+    phases = ("generate", "judge_wait", "old_logprobs", "update", "push_weights", "evaluation", "checkpoint", "step")
+    titles = []
+
+    def check(figure) -> str:
+        (axes,) = figure.axes
+        titles.append(axes.get_title("left"))
+        assert axes.get_xlabel() == "step" and axes.get_ylabel(), titles[-1]
+        figure.canvas.draw()
+        box = axes.get_tightbbox(figure.canvas.get_renderer())
+        assert box.x0 >= 0 and box.y0 >= 0, (titles[-1], box)
+        assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, (titles[-1], box)
+        plt.close(figure)
+        return ""
+
+    monkeypatch.setattr(figures, "as_svg", check)
+    for size in (0.001234, 1.0, 12345.6):  # ticks of any width
+        rows = [{"step": step} | dict.fromkeys(names, size * step / 9) for step in range(1, 9)]
+        figures.rl_figures(rows, [{"step": 1} | {f"seconds/{phase}": size for phase in phases}])
+        figures.sft_figures(rows)
+    assert len(titles) == 3 * 16 and len(set(titles)) == 16
 
 
 def test_every_status_has_a_colour_of_its_own():
