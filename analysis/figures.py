@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
-from analysis.looks import FAST_UNIT, STYLE, name_axes, share_axis
+from analysis.looks import FAST_UNIT, STYLE, look, name_axes, share_axis
 from env.records import STATUSES
 
 Rows = Sequence[dict[str, Any]]
@@ -26,7 +25,6 @@ STATUS_COLOURS = dict(
         strict=True,
     )
 )
-MARKERS = "osD^vP"
 
 
 def column(rows: Rows, name: str) -> np.ndarray:
@@ -49,6 +47,12 @@ def as_svg(figure: plt.Figure) -> str:
     return buffer.getvalue()
 
 
+def legend_beside(axes: plt.Axes) -> None:
+    """A legend to the right of the panel, where it covers no curve."""
+    axes.figure.subplots_adjust(right=0.72)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
 def lines(
     title: str, rows: Rows, series: dict[str, str], y: str, share: bool = False, log: bool = False
 ) -> str | None:
@@ -61,17 +65,18 @@ def lines(
         figure, axes = plt.subplots()
         steps = column(rows, "step")
         few = len(rows) <= 60
-        for (name, text), marker in zip(drawn.items(), itertools.cycle(MARKERS)):
+        for index, (name, text) in enumerate(drawn.items()):
             values = column(rows, name)
             there = np.isfinite(values)
-            axes.plot(steps[there], values[there], marker=marker if few else None, label=text)
+            style = look(index, points=int(there.sum())) if len(drawn) > 1 else {"marker": "o" if few else None}
+            axes.plot(steps[there], values[there], label=text, **style)
         name_axes(axes, title, "step", y)
         if share:
             share_axis(axes)
         if log and all((column(rows, name)[np.isfinite(column(rows, name))] > 0).all() for name in drawn):
             axes.set_yscale("log")
         if len(drawn) > 1:
-            axes.legend(ncols=2)
+            legend_beside(axes)
         return as_svg(figure)
 
 
@@ -95,8 +100,7 @@ def stacked(
         if share:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=None))
             axes.set_ylim(0, 1)
-        figure.subplots_adjust(right=0.72)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        legend_beside(axes)
         return as_svg(figure)
 
 

@@ -97,11 +97,11 @@ def _ranges(steps: Sequence[int]) -> list[tuple[int, int]]:
     return [(a, b) for a, b in ranges]
 
 
-def mark_gaps(axes: plt.Axes, drawn: Sequence[tuple[Variant, str, str]]) -> None:
+def mark_gaps(axes: plt.Axes, drawn: Sequence[tuple[Variant, str, str]]) -> list[str]:
     """Hatch what is missing of the curves in this panel: steps whose line a run lost, and steps not reached yet.
 
-    drawn: (variant, its metric, label) of each curve. A note in the panel says which runs that are. A held-out metric
-    misses a step only where it would have been measured.
+    drawn: (variant, its metric, label) of each curve. A held-out metric misses a step only where it would have been
+    measured. Returns a line for each run that lacks something.
     """
     lost, ends, said = set(), [], []
     for variant, metric, label in drawn:
@@ -111,7 +111,7 @@ def mark_gaps(axes: plt.Axes, drawn: Sequence[tuple[Variant, str, str]]) -> None
             lost |= set(steps)
             if steps:
                 shown = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in _ranges(steps))
-                said.append(f"{label}, {run.folder.name}: no line for {shown}")
+                said.append(f"{label}, {run.folder.name}: no line for step {shown}")
             if run.last < variant.wanted:
                 ends.append((run.last, variant.wanted))
                 said.append(f"{label}, {run.folder.name}: {run.last} of {variant.wanted} steps")
@@ -120,19 +120,21 @@ def mark_gaps(axes: plt.Axes, drawn: Sequence[tuple[Variant, str, str]]) -> None
     if ends:
         shortest, wanted = min(last for last, _ in ends), max(wanted for _, wanted in ends)
         axes.axvspan(shortest + 0.5, wanted + 0.5, facecolor="none", edgecolor="#DDDDDD", hatch="..", lw=0, gid="gap")
-    if said:
-        more = [f"and {len(said) - 3} more, see the caption"] if len(said) > 3 else []
-        lines = [part for line in ["not whole", *said[:3], *more] for part in textwrap.wrap(line, 60)]
-        place = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}
-        place["bbox"] = {"facecolor": "white", "alpha": 0.8, "lw": 0, "pad": 1}  # readable on the hatching
-        axes.text(0.99, 0.04, "\n".join(lines), gid="missing", **place, **NOTE)
+    return said
 
 
-def say_silent(axes: plt.Axes, silent: Sequence[str], drawn: int) -> None:
-    """A note in the panel on the curves that have no data for it."""
-    if silent:
-        text = f"no data: {', '.join(silent)}" if drawn else "not measured in these runs"
-        axes.text(0.02, 0.96, textwrap.fill(text, 60), transform=axes.transAxes, va="top", **NOTE)
+def note(axes: plt.Axes, missing: Sequence[str], silent: Sequence[str], drawn: int) -> None:
+    """What the panel lacks, in small print below it, where it covers no curve. missing: `mark_gaps`; silent: labels of
+    curves without data; drawn: how many have some."""
+    if silent and not drawn:
+        axes.text(0.5, 0.5, "not measured in these runs", transform=axes.transAxes, ha="center", gid="note", **NOTE)
+        return
+    lines = [f"no data: {', '.join(silent)}"] if silent else []
+    lines += missing[:3] + ([f"and {len(missing) - 3} more, see the caption"] if len(missing) > 3 else [])
+    if lines:
+        text = "\n".join(part for line in lines for part in textwrap.wrap(line, 75))
+        place = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
+        axes.annotate(text, (1, 0), (0, -32), gid="note", **place, **NOTE)  # ticks and the axis's label are above
 
 
 def legend(figure: plt.Figure) -> None:

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from analysis import series
-from analysis.looks import alone, draw_band, look, mark_gaps, name_axes, say_silent, share_axis, styled
+from analysis.looks import alone, draw_band, look, mark_gaps, name_axes, note, share_axis, styled
 from analysis.runs import AnalysisError, Variant, find, setting_notes
 from env.files import write_atomic
 
@@ -91,7 +91,7 @@ def draw_metric(
         style = look(index, points=len(found.steps))
         text = f"{label} ({seeds} seed{'s' * (seeds > 1)})"
         axes.plot(found.steps, whole, label=text, gid=variant.key, **style)
-        if (found.count < seeds).any():
+        if ((found.count > 0) & (found.count < seeds)).any():
             thin = style | {"linewidth": 0.8, "markersize": 3}
             axes.plot(found.steps, found.mean, gid=f"{variant.key}:partial", **thin)
         if (single := alone(np.isfinite(found.mean))).any():  # no line goes there, and perhaps no marker
@@ -100,10 +100,10 @@ def draw_metric(
         draw_band(axes, found.steps, found.low, found.high, style["color"], variant.key)
         for step, *values, count in zip(found.steps, found.mean, found.low, found.high, found.count):
             drawing.rows.append((title, label, int(step), *values, int(count)))
-    mark_gaps(axes, drawn)
+    missing = mark_gaps(axes, drawn)
     if share:
         share_axis(axes)
-    say_silent(axes, silent, len(drawn))
+    note(axes, missing, silent, len(drawn))
 
 
 def method(window: int) -> str:

@@ -188,11 +188,10 @@ def test_an_unfinished_a_damaged_and_a_missing_run_are_drawn_with_their_gaps_mar
     (axes,) = drawing.figure.axes
     gaps = sorted(patch.get_x() for patch in axes.patches if patch.get_gid() == "gap")
     assert gaps == [2.5, 4.5]
-    (said,) = (text.get_text() for text in axes.texts if text.get_gid() == "missing")
+    (said,) = (text.get_text() for text in axes.texts if text.get_gid() == "note")
     assert said.splitlines() == [
-        "not whole",
         "with the check, seed2: 4 of 8 steps",
-        "with the check, seed3: no line for 3",
+        "with the check, seed3: no line for step 3",
         "with the check, seed3: 7 of 8 steps",
     ]
     whole = next(line for line in axes.get_lines() if line.get_gid() == "trloo")
