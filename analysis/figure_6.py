@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis import evaluations, statistics
 from analysis.evaluations import Evaluation
-from analysis.looks import FAST_UNIT, draw_band, legend, look, name_axes, panels, share_axis, styled
+from analysis.looks import FAST_UNIT, draw_band, legend, look, name_axes, note, panels, share_axis, styled
 from analysis.plots import Drawing, save
 from analysis.runs import AnalysisError
 
@@ -28,6 +28,7 @@ def draw(found: dict[str, list[Evaluation]], p: float = THRESHOLD) -> Drawing:
     drawing = Drawing(figure)
     title = f"Fast@{p:g} over turns"
     longest = max(evaluation.turns for several in found.values() for evaluation in several)
+    missing = []
     for index, (label, several) in enumerate(found.items()):
         turns = list(range(1, max(evaluation.turns for evaluation in several) + 1))
         for best, words in ((False, "last turn"), (True, "best of history")):
@@ -43,16 +44,17 @@ def draw(found: dict[str, list[Evaluation]], p: float = THRESHOLD) -> Drawing:
             axes.axvspan(
                 turns[-1] + 0.5, longest + 0.5, facecolor="none", edgecolor="#DDDDDD", hatch="..", lw=0, gid="gap"
             )
-            drawing.caption.append(f"{label} has {turns[-1]} of {longest} turns.")
+            missing.append(f"{label}: {turns[-1]} of {longest} turns")
     name_axes(axes, title, "turn", FAST_UNIT)
     share_axis(axes)
+    note(axes, missing, [], len(found))
     legend(figure)
-    drawing.caption.insert(
-        0,
+    drawing.caption = [
         f"Fast@{p:g} at a turn, and at the best turn up to it. A sample that ended earlier (its context was full) is "
         "not fast at later turns. Nothing is smoothed. Bands: 95 % bootstrap interval over seeds and problems (over "
         "problems only, for one seed).",
-    )
+        *missing,
+    ]
     return drawing
 
 

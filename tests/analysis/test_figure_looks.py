@@ -50,11 +50,13 @@ def all_of(module, seeds: int = 10, label=lambda text: text, **about) -> list[Va
     ]
 
 
-def scaling(label=lambda text: text, speedup: float = 1.5) -> plt.Figure:
-    verdict = Verdict("correct", speedup=speedup, time_kind="modelled").to_json()
-    turns = [Turn([1], [2], [-0.1], 0, "stop", "", "", verdict, 0.0) for _ in range(14)]
-    several = [Evaluation(Path("x"), "seed1", [Trajectory("p", 0, turns)])]
-    return figure_6.draw({label(text): several for text in figure_6.VARIANTS.values()}).figure
+def scaling(label=lambda text: text, turns=(14, 14)) -> plots.Drawing:
+    verdict = Verdict("correct", speedup=1.5, time_kind="modelled").to_json()
+    found = {}
+    for text, number in zip(figure_6.VARIANTS.values(), turns):
+        several = [Turn([1], [2], [-0.1], 0, "stop", "", "", verdict, 0.0) for _ in range(number)]
+        found[label(text)] = [Evaluation(Path("x"), "seed1", [Trajectory("p", 0, several)])]
+    return figure_6.draw(found)
 
 
 def check_layout(figure: plt.Figure) -> None:
@@ -97,7 +99,16 @@ def test_nothing_is_cut_off_or_covered(stem, label):
 
 @pytest.mark.parametrize("label", LONG.values(), ids=LONG)
 def test_nothing_is_cut_off_in_figure_6(label):
-    check_layout(scaling(label))
+    check_layout(scaling(label).figure)
+    check_layout(scaling(label, turns=(9, 14)).figure)
+
+
+def test_figure_6_hatches_the_turns_that_one_of_them_lacks_and_says_which():
+    drawing = scaling(turns=(9, 14))
+    (axes,) = drawing.figure.axes
+    assert gaps_of(axes) == [(9.5, 14.5)] and notes_of(axes) == ["vanilla: 9 of 14 turns"]
+    assert drawing.caption[0].startswith("Fast@1.2 at a turn") and drawing.caption[1:] == notes_of(axes)
+    assert gaps_of(scaling().figure.axes[0]) == []
 
 
 def test_a_legend_that_is_too_wide_is_what_the_check_finds():
@@ -116,7 +127,7 @@ def test_a_legend_that_is_too_wide_is_what_the_check_finds():
 
 @pytest.mark.parametrize("stem", [*CURVES, "figure_6"])
 def test_every_axis_says_what_it_shows_and_in_which_unit(stem):
-    figure = scaling() if stem == "figure_6" else CURVES[stem].draw(all_of(CURVES[stem], seeds=1), 1).figure
+    figure = scaling().figure if stem == "figure_6" else CURVES[stem].draw(all_of(CURVES[stem], seeds=1), 1).figure
     for axes in figure.axes:
         assert axes.get_xlabel() in ("step", "turn") and axes.get_ylabel()
         assert len(axes.get_title("left")) <= 45 and "%" not in axes.get_title("left")
