@@ -196,6 +196,8 @@ def _costs(comparison: Comparison) -> list[str]:
     lines = [f"| sum over runs | {' | '.join(side.label for side in comparison.sides)} |"]
     lines.append(f"| --- |{' ---: |' * len(columns)}")
     lines += [f"| {name} | {' | '.join(column.get(name, '—') for column in columns)} |" for name in names]
+    if OWN in names:
+        lines += ["", "Seconds are of the calls that completed a stage; what a stopped call spent before is not noted."]
     if SHARED in names:
         lines += ["", "Shared: made once a seed for all variants, and counted in full in each one's column."]
     for side in comparison.sides:

@@ -127,6 +127,7 @@ def note(axes: plt.Axes, missing: Sequence[str], silent: Sequence[str], drawn: i
     """What the panel lacks, in small print below it, where it covers no curve. missing: `mark_gaps`; silent: labels of
     curves without data; drawn: how many have some."""
     if silent and not drawn:
+        axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "not measured in these runs", transform=axes.transAxes, ha="center", gid="note", **NOTE)
         return
     lines = [f"no data: {', '.join(silent)}"] if silent else []

@@ -150,6 +150,14 @@ job_line() {
     fi
 }
 
+# log_of JOB: where its output goes. Of an evaluation's problem set only the last part: a file's name has an end.
+log_of() {
+    local kind a b c d
+    read -r kind a b c d _ <<<"$1"
+    [[ "$kind" == train ]] && c="" || c="_${c}_$(basename "${d//:/-}")"
+    echo "$RUNS/logs/${kind}_${a}_$b$c.log"
+}
+
 # draw MODULE…: what is drawn in the end, e.g. draw figure_4.
 draw() { drawn+=("$@"); }
 drawn=()
@@ -198,7 +206,7 @@ worker() { # worker GPUS JOB…
     local all=("$@")
     while index="$(take ${#all[@]})"; do
         job="${all[index]}"
-        log="$RUNS/logs/${job//[^A-Za-z0-9._-]/_}.log"
+        log="$(log_of "$job")"
         echo "$STEM: [$((index + 1))/${#all[@]}]${visible:+ GPU $visible,} $job -> $log"
         run_job "$job" >"$log" 2>&1 &
         child=$!

@@ -157,11 +157,11 @@ def copy(tmp_path) -> Path:
     return tmp_path
 
 
-def run(copy: Path, **environment: str) -> tuple[subprocess.CompletedProcess, list[str]]:
+def run(copy: Path, script: str = "figure_2", **environment: str) -> tuple[subprocess.CompletedProcess, list[str]]:
     log = copy / "log"
     log.write_text("")
     done = bash(
-        copy / "scripts/ablations/figure_2.sh",
+        copy / f"scripts/ablations/{script}.sh",
         **{"PYTHON": str(copy / "python"), "LOG": str(log), "RUNS": "runs/x", "SEEDS": "1 2", **environment},
     )
     return done, log.read_text().splitlines()
@@ -185,6 +185,19 @@ def test_runs_are_spread_over_the_gpus_the_base_is_made_once_and_done_runs_are_s
         for variant in ("trloo", "no_hack_check"):
             assert (copy / f"runs/x/{variant}/seed{seed}/shared_stages.jsonl").read_text() == noted
     assert run(copy, GPUS="4 5 6")[1] == ["drawn analysis.figure_2"]
+
+
+def test_evaluations_come_after_the_runs_and_have_short_names_for_their_output(copy):
+    (copy / "scripts/eval.sh").write_text('echo "evaluated $*" >>"$LOG"; echo told')
+    done, log = run(copy, "figure_6", GPUS="", SEEDS="1", EVAL_PROBLEMS="3")
+    assert done.returncode == 0, done.stderr
+    assert log[1] == "runs/x/mrs_pr_prs/seed1 on cpu" and log[-1] == "drawn analysis.figure_6"
+    for kind, line in zip(("vanilla", "context"), log[2:4]):
+        out = f"runs/x/eval/scaling_{kind}/generator-heldout-3-1/seed1"
+        asked = f"evaluated runs/x/mrs_pr_prs/seed1 generator:heldout:3:1 --run {out} --turns 14 --samples 4"
+        assert line.startswith(f"{asked} --scaling {kind}")
+        name = f"eval_scaling_{kind}_mrs_pr_prs_1_generator-heldout-3-1.log"
+        assert (copy / "runs/x/logs" / name).read_text() == "told\n"
 
 
 def test_a_failed_run_is_named_the_others_go_on_and_the_next_call_repeats_it_alone(copy):

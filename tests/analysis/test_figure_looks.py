@@ -215,6 +215,13 @@ def test_a_held_out_curve_lacks_only_steps_at_which_it_is_measured():
     assert notes_of(rejected) == ["neither, seed1: no line for step 3 to 4"]
 
 
+def test_a_panel_without_data_says_so_and_has_no_numbers_on_its_axes():
+    variants = all_of(figure_9, seeds=1, names=FAST)
+    fast, rejected = figure_9.draw(variants, 1).figure.axes
+    assert notes_of(fast) == [] and notes_of(rejected) == ["not measured in these runs"]
+    assert list(rejected.get_yticks()) == [] == list(rejected.get_xticks()) and len(fast.get_yticks()) > 2
+
+
 def test_many_unfinished_runs_are_counted_where_the_caption_names_them_all(make_ablation):
     root = make_ablation({"trloo": []}, seeds=(1, 2, 3, 4, 5))
     for seed in range(1, 6):

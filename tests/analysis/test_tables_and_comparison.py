@@ -191,7 +191,7 @@ def test_shared_cold_start_and_sft_are_in_the_cost_and_what_nobody_noted_is_name
     text = compare.markdown(compare.compare([compare.open_side(tmp_path / name) for name in "ab"]))
     assert "| seconds, the run's own stages | 200 | 200 |" in text
     assert "| seconds, cold start and SFT, shared | 74 | 37 (1 of 2 runs) |" in text
-    assert "Shared: made once a seed" in text
+    assert "Shared: made once a seed" in text and "what a stopped call spent before is not noted" in text
     missing = [line for line in text.splitlines() if line.startswith("Not counted")]
     assert missing == [
         f"Not counted for b, since no file notes their time: Cold start and SFT of {tmp_path / 'b/seed2'}."
