@@ -6,7 +6,7 @@ import sys
 
 from analysis import paper, tables
 
-WANTED = {"cold start": ("trloo", "sft"), "TRLOO": ("trloo", "rl"), "TRLOO + MRS + PR + PRS": ("mrs_pr_prs", "rl")}
+WANTED = {"cold start": ("cold_start", "rl"), "TRLOO": ("trloo", "rl"), "TRLOO + MRS + PR + PRS": ("mrs_pr_prs", "rl")}
 TITLE = "Table 1: Fast@p, eager reference"
 
 if __name__ == "__main__":

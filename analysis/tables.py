@@ -37,7 +37,7 @@ def build(title: str, ours: dict[str, Sequence[Evaluation]], quoted: dict[str, p
 
     Raises AnalysisError where a label's folders were evaluated in different ways.
     """
-    rows, notes, sets = [], [], set()
+    rows, notes, sets, turns = [], [], set(), {}
     for label, folders in ours.items():
         notes += [note for folder in folders for note in folder.notes]
         folders = [folder for folder in folders if folder.trajectories]
@@ -45,7 +45,7 @@ def build(title: str, ours: dict[str, Sequence[Evaluation]], quoted: dict[str, p
             notes.append(f"{label}: left out, no sample of it is there")
             continue
         _same_question(label, folders)
-        turn = max(folder.turns for folder in folders)
+        turn = turns[label] = max(folder.turns for folder in folders)
         here = sorted({folder.sets.get(t.problem_id, "all") for folder in folders for t in folder.trajectories})
         sets |= set(here)
         values = {
@@ -61,6 +61,8 @@ def build(title: str, ours: dict[str, Sequence[Evaluation]], quoted: dict[str, p
             f"{label}: turn {turn}, {seeds} seed{'s' * (seeds > 1)}, times: {', '.join(kinds) or 'none measured'}; "
             f"{ties} correct samples whose speedup's interval spans 1 or 1.2"
         )
+    if len(set(turns.values())) > 1:
+        notes.append(f"Not at the same turn, so not like for like: {', '.join(f'{k}: {n}' for k, n in turns.items())}")
     if not rows:
         raise AnalysisError(f"no table: {'; '.join(notes)}")
     for label, by_set in quoted.items():

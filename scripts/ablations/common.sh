@@ -106,7 +106,8 @@ need() {
     done
 }
 
-# need_eval NAME VARIANT ARGUMENTS…: queue an evaluation of the variant's runs, into RUNS/eval/NAME/<set>/seed<N>.
+# need_eval NAME VARIANT ARGUMENTS…: queue an evaluation of the variant's runs, into RUNS/eval/NAME/<set>/seed<N>. The
+# variant "base" is the cold start's model, before RL.
 need_eval() {
     local name="$1" variant="$2" seed set sets
     shift 2
@@ -146,7 +147,9 @@ job_line() {
         while read -r setting; do sets+=(--set "$setting"); done < <(settings "$a" "$b")
         echo "bash scripts/train.sh $recipe --run $RUNS/$a/seed$b ${sets[*]}"
     else
-        echo "bash scripts/eval.sh $RUNS/$b/seed$c $d --run $RUNS/eval/$a/$(basename "${d//:/-}")/seed$c $rest"
+        local model="$RUNS/$b/seed$c"
+        [[ "$b" != base ]] || model+=/sft/model
+        echo "bash scripts/eval.sh $model $d --run $RUNS/eval/$a/$(basename "${d//:/-}")/seed$c $rest"
     fi
 }
 

@@ -95,18 +95,28 @@ def test_evaluations_can_be_cut_down_and_what_is_no_number_is_refused():
         script = ROOT / f"scripts/ablations/{name}.sh"
         done = bash(script, "--dry-run", **MACHINES["cpu"], **cut)
         lines = [line for line in done.stdout.splitlines() if line.startswith("bash scripts/eval.sh")]
-        assert len(lines) == 2 and done.returncode == 0
+        assert len(lines) == (3 if name == "table_1" else 2) and done.returncode == 0
         for line in lines:
             assert " generator:heldout:5:1 " in line and "--turns 6 --samples 2" in line and words in line
         # KernelBench's sets are folders: the first so many of each.
         done = bash(script, "--dry-run", **MACHINES["full"], **cut)
         lines = [line for line in done.stdout.splitlines() if line.startswith("bash scripts/eval.sh")]
-        assert len(lines) == 6 and all("--limit 5" in line and "--turns 6" in line for line in lines)
+        assert len(lines) in (6, 9) and all("--limit 5" in line and "--turns 6" in line for line in lines)
         for key, value in (("EVAL_PROBLEMS", "few"), ("EVAL_SAMPLES", "0"), ("EVAL_TURNS", "-1")):
             done = bash(script, "--dry-run", **MACHINES["cpu"], **{key: value})
             assert done.returncode == 2 and f"{key}={value} is no number" in done.stderr
         said = bash(script, "--help").stdout
         assert all(key in said for key in ("EVAL_PROBLEMS=N", "EVAL_SAMPLES=N", "EVAL_TURNS=N"))
+
+
+def test_the_cold_start_is_evaluated_as_the_trained_models_are():
+    done = bash(ROOT / "scripts/ablations/table_1.sh", "--dry-run", **MACHINES["full"], SEEDS="4", RUNS="r/x")
+    lines = re.findall(r"^bash scripts/eval\.sh (\S+) (\S+) --run \S+ (.*)$", done.stdout, re.MULTILINE)
+    asked = {}
+    for model, problems, options in lines:
+        asked.setdefault(model, []).append((problems, options))
+    assert set(asked) == {"r/x/base/seed4/sft/model", "r/x/trloo/seed4", "r/x/mrs_pr_prs/seed4"}
+    assert len({tuple(one) for one in asked.values()}) == 1 and len(lines) == 9
 
 
 def test_full_evaluations_without_kernelbench_are_refused_before_anything_runs():

@@ -111,6 +111,14 @@ def test_a_table_has_our_numbers_with_intervals_and_the_papers_marked_quoted(tmp
     assert quoted["source"] == "quoted" and float(quoted["value"]) == pytest.approx(0.286) and quoted["low"] == ""
 
 
+def test_rows_at_different_turns_are_said(tmp_path):
+    for name, turns in (("a", 2), ("b", 3)):
+        write_evaluation(tmp_path / f"eval/{name}/x/seed1", {"p": [[a_turn(1.5)] * turns]}, turns=turns)
+    two = {name: evaluations.find(tmp_path, name, "rl") for name in "ab"}
+    assert tables.build("T", two, {}).notes[-1] == "Not at the same turn, so not like for like: a: 2, b: 3"
+    assert not any("like for like" in note for note in tables.build("T", {"a": two["a"]}, {}).notes)
+
+
 def test_the_miniature_is_never_in_kernelbenchs_columns(tmp_path):
     write_evaluation(tmp_path / "eval/trloo/x/seed1", {"p": [[a_turn(1.5), a_turn(1.5)]]}, level=2)
     path = tmp_path / "eval/trloo/x/seed1/problems.jsonl"
