@@ -17,6 +17,7 @@ from rl.config import Config, ConfigError
 from rl.engines.base import EngineError
 from rl.engines.vllm import installed
 from rl.plan import short_context
+from rl.roles import roles
 from rl.rollout import policy_gpus
 from rl.wording import Wording
 
@@ -61,6 +62,14 @@ def doubts(config: Config) -> list[str]:
             f"eval.every = {config.eval.every} is more than train.steps = {steps}: training is evaluated before its "
             "first step and never again (eval.every=0: not at all)"
         )
+    stale = config.placement.kind == "split" and config.placement.staleness > 0
+    if stale and config.rejection.importance == "off":
+        said.append(
+            "placement.staleness = 1 samples from the weights one optimiser step back, and rejection.importance = off "
+            "trains as if it were the present ones; "
+            + ("MRS counts that step as mismatch. " if config.rejection.mrs != "off" else "")
+            + "rejection.importance=token corrects for it"
+        )
     return said
 
 
@@ -83,6 +92,12 @@ def placement_faults(config: Config, gpus: list[str]) -> list[str]:
     if config.device == "cpu" or not gpus:
         return []  # that there is none at all is said by the caller
     taken, seen = policy_gpus(), f"visible: {len(gpus)}"
+    if config.placement.kind == "split":
+        try:
+            roles(config, gpus, taken)
+        except ConfigError as error:
+            return [str(error)]
+        return []
     if taken > len(gpus):
         return [f"torchrun starts {taken} ranks, and each needs a GPU of its own; {seen}"]
     left = len(gpus) - taken if config.env.placement == "apart" else len(gpus)

@@ -25,12 +25,15 @@ def roles(config: Config, gpus: Sequence[str], ranks: int) -> Roles:
     sampling = config.placement.rollout_gpus
     judging = config.placement.judge_gpus if config.env.placement == "apart" else 0
     if ranks + sampling + judging > len(gpus):
+        others = "placement.rollout_gpus" + (" or placement.judge_gpus" if judging else "")
+        fewer = f"lower {others}, " if sampling + judging > 1 + bool(judging) else ""
+        fewer += "start fewer ranks (RANKS=N), " if ranks > 1 else ""
         raise ConfigError(
-            f"placement.kind = split: {ranks} GPUs learn (one a rank of torchrun), {sampling} sample "
-            f"(placement.rollout_gpus)"
+            f"placement.kind = split: {ranks} learn (a GPU a rank of torchrun), {sampling} sample "
+            "(placement.rollout_gpus)"
             + (f" and {judging} judge (placement.judge_gpus)" if judging else "; the judge shares those")
-            + f": {ranks + sampling + judging} are needed; visible: {len(gpus)}. Take fewer ranks (RANKS=N), or use "
-            "placement.kind = colocated, where they take turns"
+            + f": {ranks + sampling + judging} GPUs are needed; visible: {len(gpus)}. {fewer[:1].upper()}{fewer[1:]}"
+            f"{'or use' if fewer else 'Use'} placement.kind=colocated, where they take turns"
         )
     sample = list(gpus[ranks : ranks + sampling])
     judge = list(gpus[ranks + sampling : ranks + sampling + judging]) if judging else sample

@@ -195,8 +195,21 @@ def gpu_faults(config: Config) -> list[str]:
         reason = f"nvidia-smi lists {len(visible)}, but torch {torch.__version__} sees none: it {why}"
     else:
         found = machine.gpus(visible)
-        return machine.faults(found) + (plan.faults(config, found) if model_readable(config) else [])
+        return machine.faults(found) + mixed(found) + (plan.faults(config, found) if model_readable(config) else [])
     return [f"device is cuda, but no GPU can be used ({reason}); on this machine use the recipe mini-cpu"]
+
+
+def mixed(found: list[machine.Gpu]) -> list[str]:
+    """What to do about GPUs of different kinds: a time would depend on which of them judged."""
+    kinds = {gpu.name: [other.index for other in found if other.name == gpu.name] for gpu in found}
+    if len(kinds) < 2:
+        return []
+    said = "; ".join(f"{name}: {', '.join(indices)}" for name, indices in kinds.items())
+    most = max(kinds.values(), key=len)
+    return [
+        f"GPUs of different kinds ({said}): measured times, and so rewards, would depend on which one judged. Show it "
+        f"one kind only, e.g. CUDA_VISIBLE_DEVICES={','.join(most)}"
+    ]
 
 
 def model_readable(config: Config) -> bool:

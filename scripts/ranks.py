@@ -1,9 +1,10 @@
 """Over how many processes `scripts/train.sh` splits SFT and RL: `python -m scripts.ranks --recipe NAME [--set a.b=c]`
 prints the number.
 
-With the `vllm` engine every rank samples on its own GPU and the learner is sharded over all: one rank a visible GPU, or
-half of them where the judge has GPUs of its own (`env.placement = apart`). With `hf` rank 0 alone samples, so more
-ranks only make room for a larger learner: 1, unless RANKS=N says otherwise.
+With the `vllm` engine the learner is sharded over all GPUs of its own. `placement.kind = colocated`: every visible
+one, since each rank also samples, or half of them where the judge has GPUs of its own (`env.placement = apart`).
+`split`: those that neither sample (`placement.rollout_gpus`) nor judge (`placement.judge_gpus`, with apart). With `hf`
+more ranks only make room for a larger learner: 1, unless RANKS=N says otherwise.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from rl.config import Config, ConfigError, load_recipe
 
 
 def ranks(config: Config, gpus: int) -> int:
-    """Processes for a config on a machine with so many visible GPUs; at least 1."""
+    """Processes for a config on a machine with so many visible GPUs; at least 1 (that there are too few is said by
+    rl/preflight.py)."""
     if config.device != "cuda" or config.engine.name != "vllm":
         return 1
-    return max(1, gpus // 2 if config.env.placement == "apart" else gpus)
+    apart = config.env.placement == "apart"
+    if config.placement.kind == "split":
+        return max(1, gpus - config.placement.rollout_gpus - (config.placement.judge_gpus if apart else 0))
+    return max(1, gpus // 2 if apart else gpus)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@
 # runs/NAME (or a path, if it has a slash). Ctrl-C stops everything; the same command goes on where it stopped: a stage
 # that is complete says so and ends at once, and a stage that was cut short resumes.
 # PYTHON=/path/to/python uses that interpreter as it is (scripts/setup.sh). RANKS=N splits SFT and RL over N processes, a
-# GPU each, by torchrun; without it scripts/ranks.py decides: all GPUs where the engine is vllm, else one.
+# GPU each, by torchrun; without it scripts/ranks.py decides: where the engine is vllm, all GPUs that learn; else one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -108,8 +108,14 @@ export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
 export TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1 PYTHONHASHSEED=0
 export CUBLAS_WORKSPACE_CONFIG=:4096:8 # deterministic matrix products; read when the first CUDA context is made
 
+# Before anything is checked: whether there are GPUs enough depends on it.
+ranks="${RANKS:-1}"
+if [[ -z "${RANKS:-}" ]] && (($(nvidia-smi -L 2>/dev/null | grep -c '^GPU') > 1)); then
+    ranks="$("$PYTHON" -m scripts.ranks --recipe "$recipe" "${overrides[@]}")" || exit 2
+fi
+
 if [[ -n "$dry" ]]; then
-    WORLD_SIZE="${RANKS:-1}" guarded "$PYTHON" -m scripts.prepare --recipe "$recipe" --run "$run" "${overrides[@]}" --dry-run || exit "$?"
+    WORLD_SIZE="$ranks" guarded "$PYTHON" -m scripts.prepare --recipe "$recipe" --run "$run" "${overrides[@]}" --dry-run || exit "$?"
     echo "Stages of $run:"
 fi
 
@@ -149,13 +155,9 @@ fi
 # enough STAGE: ends here if that was the last one asked for.
 enough() { if [[ "$until" == "$1" ]]; then echo "train: done up to $1 in $SECONDS s; see $run"; exit 0; fi; }
 
-WORLD_SIZE="${RANKS:-1}" \
+WORLD_SIZE="$ranks" \
 stage "Prepare" ""                   -m scripts.prepare --recipe "$recipe" --run "$run" "${overrides[@]}"
 enough prepare
-ranks="${RANKS:-1}"
-if [[ -z "${RANKS:-}" ]] && (($(nvidia-smi -L 2>/dev/null | grep -c '^GPU') > 1)); then
-    ranks="$("$PYTHON" -m scripts.ranks --recipe "$recipe" "${overrides[@]}")"
-fi
 # Without the -- torchrun would take --run for its own.
 if ((ranks > 1)); then split=(-m torch.distributed.run --standalone --nproc-per-node "$ranks" -m --); else split=(-m); fi
 stage "Cold start" collect/DONE      -m rl.collect --run "$run"

@@ -362,7 +362,10 @@ def test_several_ranks_train_under_torchrun(train, tmp_path):
         assert code == 2 and f"RANKS={wrong}: a number of processes, 1 or more" in output
 
 
-@pytest.mark.parametrize("settings, expected", [((), 1), (("engine.name=vllm", "device=cuda", "problems.size=gpu"), 3)])
+VLLM = ("engine.name=vllm", "device=cuda", "problems.size=gpu")
+
+
+@pytest.mark.parametrize("settings, expected", [((), 1), (VLLM, 3), ((*VLLM, "placement.kind=split"), 2)])
 def test_a_recipe_that_samples_with_vllm_takes_all_gpus(train, tmp_path, settings, expected):
     (tmp_path / "bin").mkdir()
     listing = tmp_path / "bin" / "nvidia-smi"
@@ -381,6 +384,28 @@ def test_ranks_leave_the_judge_its_gpus():
     assert [ranks.ranks(shared, gpus) for gpus in (1, 2, 8)] == [1, 2, 8]
     assert [ranks.ranks(apart, gpus) for gpus in (2, 3, 8)] == [1, 1, 4]
     assert ranks.ranks(load_recipe("mini-gpu"), 8) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ([], [1, 1, 7]),
+        (["placement.rollout_gpus=3"], [1, 1, 5]),
+        (["placement.rollout_gpus=3", "env.placement=apart"], [1, 1, 4]),
+        (["placement.rollout_gpus=3", "env.placement=apart", "placement.judge_gpus=2"], [1, 1, 3]),
+    ],
+)
+def test_with_split_the_learner_has_what_neither_samples_nor_judges(settings, expected):
+    split = load_recipe("drkernel-14b", ["placement.kind=split", *settings])
+    assert [ranks.ranks(split, gpus) for gpus in (1, 2, 8)] == expected
+    assert ranks.ranks(load_recipe("mini-gpu", ["placement.kind=split"]), 8) == 1
+
+
+def test_gpus_of_different_kinds_are_refused_with_a_choice():
+    gpus = [machine.Gpu(str(i), f"GPU-{i}", "H100" if i < 3 else "A100", 80 << 30, 0) for i in range(4)]
+    (fault,) = prepare.mixed(gpus)
+    assert "H100: 0, 1, 2; A100: 3" in fault and fault.endswith("CUDA_VISIBLE_DEVICES=0,1,2")
+    assert prepare.mixed(gpus[:3]) == prepare.mixed([]) == []
 
 
 def test_a_finished_stage_that_lost_its_result_stops_the_run(train):

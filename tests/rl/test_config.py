@@ -113,6 +113,15 @@ def test_defaults_are_the_papers_figures():
         ("engine.kv_cache_gib=2.0", ["engine.kv_cache_gib", "for vllm alone"]),
         ("engine.memory_share=0.8", ["engine.memory_share", "for vllm alone"]),
         ("eval.every=-1", ["eval.every", ">= 0"]),
+        ("placement.kind=splt", ["placement.kind", "did you mean 'split'"]),
+        ("placement.staleness=2", ["placement.staleness = 2", "<= 1"]),
+        ("placement.staleness=0", ["placement.staleness and placement.kind", "is for split alone", "use split"]),
+        ("placement.rollout_gpus=2", ["placement.rollout_gpus and placement.kind", "is for split alone"]),
+        ("placement.judge_gpus=2", ["placement.judge_gpus and placement.kind", "is for split alone"]),
+        ("placement.rollout_timeout_s=9", ["placement.rollout_timeout_s and placement.kind", "is for split alone"]),
+        ("placement.rollout_gpus=0", ["placement.rollout_gpus", ">= 1"]),
+        ("placement.judge_gpus=0", ["placement.judge_gpus", ">= 1"]),
+        ("placement.rollout_timeout_s=0", ["placement.rollout_timeout_s", "> 0"]),
     ],
 )
 def test_refusals_name_the_place_the_key_and_what_is_allowed(override, words):
@@ -140,6 +149,20 @@ def test_the_largest_seed_seeds_everything():
     largest = load_recipe("mini-cpu", ["seed=18446744073709551615"]).seed
     assert largest == 2**64 - 1
     seeding.seed_everything(largest)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "override", "words"),
+    [
+        ("mini-cpu", "placement.rollout_gpus=2", "placement.rollout_gpus and device: there are no GPUs to divide"),
+        ("mini-cpu", "placement.judge_gpus=2", "placement.judge_gpus and device: there are no GPUs to divide"),
+        ("mini-gpu", "placement.judge_gpus=2", "placement.judge_gpus and env.placement: the judge has GPUs of its own"),
+        ("mini-gpu", "placement.rollout_gpus=2", "placement.rollout_gpus and engine.name: .* samples on one GPU"),
+    ],
+)
+def test_a_split_that_contradicts_itself_is_refused(recipe, override, words):
+    with pytest.raises(ConfigError, match=words):
+        load_recipe(recipe, ["placement.kind=split", override])
 
 
 def test_grpo_with_one_sample_is_refused():

@@ -282,6 +282,9 @@ def test_a_context_without_room_for_any_prompt_is_refused(model):
         (["train.steps=1"], ["optim.warmup_steps = 2 is more than train.steps = 1: the learning rate ends at 50%"]),
         (["eval.every=40"], ["eval.every = 40 is more than train.steps = 32", "eval.every=0: not at all"]),
         (["eval.every=32"], []),
+        (["placement.kind=split"], ["one optimiser step back", "MRS counts", "rejection.importance=token corrects"]),
+        (["placement.kind=split", "rejection.importance=token"], []),
+        (["placement.kind=split", "placement.staleness=0"], []),
     ],
 )
 def test_what_nobody_is_likely_to_want_is_said(capsys, tmp_path, overrides, words):
@@ -308,7 +311,38 @@ def test_placements_that_can_not_be(monkeypatch, overrides, gpus, world, words):
     assert words in fault and f"visible: {gpus}" in fault
 
 
-@pytest.mark.parametrize(("overrides", "gpus", "world"), [(["env.placement=apart"], 4, 2), (["env.slots=2"], 2, 2)])
+SPLIT, APART = "placement.kind=split", ["env.placement=apart", "placement.judge_gpus=2"]
+EIGHT = [SPLIT, "placement.rollout_gpus=3", *APART]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "world", "words"),
+    [
+        ([SPLIT], 1, 1, "1 learn .a GPU a rank of torchrun., 1 sample .*shares those: 2 .*1. Use placement.kind=coloc"),
+        ([SPLIT], 4, 4, "5 GPUs are needed; visible: 4. Start fewer ranks .RANKS=N., or use placement.kind=colocated"),
+        ([SPLIT, "placement.rollout_gpus=8"], 8, 1, "9 GPUs .* Lower placement.rollout_gpus, or use"),
+        (EIGHT, 8, 4, "4 learn .* 3 sample .* 2 judge .* 9 GPUs .* Lower placement.rollout_gpus or placement.judge_gp"),
+        ([*EIGHT, "env.slots=3"], 8, 3, "env.slots = 3: the judge needs a GPU a slot and has 2 of 8"),
+        ([SPLIT, "env.slots=2"], 8, 7, "env.slots = 2: the judge needs a GPU a slot and has 1 of 8"),
+    ],
+)
+def test_a_split_that_can_not_be_is_refused_before_the_cold_start(monkeypatch, tmp_path, overrides, gpus, world, words):
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    monkeypatch.setattr(preflight, "visible_gpus", lambda: [str(i) for i in range(gpus)])
+    config = load_recipe("mini-gpu", ["engine.name=vllm", *overrides])
+    assert re.search(words, "\n".join(prepare.check(config, tmp_path / "run")))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "world"),
+    [
+        (["env.placement=apart"], 4, 2),
+        (["env.slots=2"], 2, 2),
+        ([SPLIT], 2, 1),
+        (["engine.name=vllm", *EIGHT], 8, 3),
+        (["engine.name=vllm", *EIGHT, "env.slots=2"], 8, 3),
+    ],
+)
 def test_placements_that_can_be(monkeypatch, overrides, gpus, world):
     monkeypatch.setenv("WORLD_SIZE", str(world))
     assert preflight.placement_faults(load_recipe("mini-gpu", overrides), [str(i) for i in range(gpus)]) == []
