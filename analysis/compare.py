@@ -12,11 +12,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from analysis import evaluations
+from analysis import cost, evaluations
 from analysis.evaluations import Evaluation
-from analysis.load import read_json, read_lines, read_steps
 from analysis.plots import as_csv
 from analysis.runs import AnalysisError, different, seed_folders
 from analysis.statistics import Interval, paired, ratio
@@ -101,45 +99,6 @@ def compare(sides: Sequence[Side]) -> Comparison:
     return Comparison(list(sides), turn, rows)
 
 
-OWN = "seconds, the run's own stages"
-SHARED = "seconds, cold start and SFT, shared"
-MADE_BEFORE = ("Cold start", "SFT")
-
-
-def cost(folder: Path) -> dict[str, float | str]:
-    """Seconds of the stages, RL's tokens and the judge's seconds, device; what a folder has of them.
-
-    An ablation's variants share the cold start and SFT of a seed, whose stages are in shared_stages.jsonl of each.
-    """
-    notes: list[str] = []
-    found: dict[str, float | str] = {}
-    for name, file in ((OWN, "stages.jsonl"), (SHARED, "shared_stages.jsonl")):
-        for line in read_lines(folder / file, notes):
-            if isinstance(line.get("seconds"), int | float):
-                found[name] = found.get(name, 0) + line["seconds"]
-    sums: dict[str, list[Any]] = {
-        "seconds, RL steps": [row.get("seconds/step") for row in read_steps(folder / "rl" / "wall.jsonl", notes)],
-        "seconds, judge's work in RL": [
-            row.get("seconds/judge_work") for row in read_steps(folder / "rl" / "wall.jsonl", notes)
-        ],
-        "tokens, RL": [row.get("tokens/total") for row in read_steps(folder / "rl" / "metrics.jsonl", notes)],
-    }
-    for name, values in sums.items():
-        numbers = [value for value in values if isinstance(value, int | float)]
-        if numbers:
-            found[name] = sum(numbers)
-    device = read_json(folder / "versions.json", notes).get("device")
-    return found | ({"device": str(device)} if device else {})
-
-
-def not_noted(folder: Path) -> list[str]:
-    """Which of cold start and SFT were made for this run and have no seconds in its files."""
-    stages = [line for file in ("stages.jsonl", "shared_stages.jsonl") for line in read_lines(folder / file, [])]
-    noted = {line.get("stage") for line in stages}
-    made = [name for name, where in zip(MADE_BEFORE, ("collect", "sft")) if (folder / where).is_dir()]
-    return [name for name in made if name not in noted]
-
-
 def _number(value: float, percent: bool, sign: bool = False) -> str:
     return f"{value * (100 if percent else 1):{'+' if sign else ''}.{1 if percent else 3}f}"
 
@@ -178,34 +137,6 @@ def _settings(comparison: Comparison) -> list[str]:
     return lines or ["- nothing to compare with"]
 
 
-def _costs(comparison: Comparison) -> list[str]:
-    columns = []
-    for side in comparison.sides:
-        costs = [cost(folder) for folder in side.folders]
-        merged: dict[str, str] = {}
-        for name in dict.fromkeys(name for one in costs for name in one):
-            values = [one[name] for one in costs if name in one]
-            numbers = [value for value in values if isinstance(value, int | float)]
-            merged[name] = f"{sum(numbers):,.0f}" if numbers else ", ".join(sorted(set(map(str, values))))
-            if numbers and len(numbers) < len(costs):
-                merged[name] += f" ({len(numbers)} of {len(costs)} runs)"
-        columns.append(merged)
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    if not names:
-        return ["Not noted in these folders."]
-    lines = [f"| sum over runs | {' | '.join(side.label for side in comparison.sides)} |"]
-    lines.append(f"| --- |{' ---: |' * len(columns)}")
-    lines += [f"| {name} | {' | '.join(column.get(name, '—') for column in columns)} |" for name in names]
-    if OWN in names:
-        lines += ["", "Seconds are of the calls that completed a stage; what a stopped call spent before is not noted."]
-    if SHARED in names:
-        lines += ["", "Shared: made once a seed for all variants, and counted in full in each one's column."]
-    for side in comparison.sides:
-        if missing := [f"{' and '.join(names)} of {folder}" for folder in side.folders if (names := not_noted(folder))]:
-            lines += ["", f"Not counted for {side.label}, since no file notes their time: {'; '.join(missing)}."]
-    return lines
-
-
 def markdown(comparison: Comparison) -> str:
     """The whole comparison as text."""
     sides = comparison.sides
@@ -233,7 +164,8 @@ def markdown(comparison: Comparison) -> str:
     ]
     lines[-1] += "seeds and problems (problems only, for one run). Differences: same problem, same seed. Reward by one "
     lines[-1] += "measure: C + C min(speedup, 3) + C PR, whatever a run's own reward was."
-    lines += ["", "Settings", "", *_settings(comparison), "", "Cost", "", *_costs(comparison)]
+    lines += ["", "Settings", "", *_settings(comparison), "", "Cost", ""]
+    lines += cost.table([(side.label, side.folders) for side in sides])
     if notes := [note for side in sides for note in side.notes]:
         lines += ["", "Not whole", "", *(f"- {note}" for note in notes)]
     return "\n".join(lines) + "\n"
