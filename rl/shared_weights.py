@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 
 from rl.engines.base import EngineError
-from rl.engines.vllm import bits
 
 ALIGNMENT = 64
 
@@ -49,14 +48,11 @@ def write(plan: Layout, weights: Iterator[tuple[str, torch.Tensor]]) -> tuple[in
         # Not ftruncate: where memory is short, writing to a hole would end the process without a word.
         os.posix_fallocate(descriptor, 0, plan.size)
         memory = mmap.mmap(descriptor, plan.size)
-        total = 0
         for (name, shape, begin), (given, weight) in zip(plan.places, weights, strict=True):
             if (given, tuple(weight.shape)) != (name, shape):
                 raise ValueError(f"{given} {tuple(weight.shape)} came where {name} {shape} was planned")
-            place = _at(memory, plan.dtype, shape, begin)
-            place.copy_(weight)
-            total += int(bits(place))
-        return descriptor, total
+            _at(memory, plan.dtype, shape, begin).copy_(weight)
+        return descriptor, _checksum(memory)
     except OSError as error:
         os.close(descriptor)
         raise EngineError(
@@ -70,18 +66,21 @@ def write(plan: Layout, weights: Iterator[tuple[str, torch.Tensor]]) -> tuple[in
 
 def read(descriptor: int, plan: Layout, checksum: int) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights that `write` has left, on the CPU, valid until the next; closes the descriptor. Raises EngineError
-    behind the last where the checksum is another."""
+    before the first where the checksum is another."""
     try:
         memory = mmap.mmap(descriptor, plan.size, access=mmap.ACCESS_COPY)
     finally:
         os.close(descriptor)
-    total = 0
-    for name, shape, begin in plan.places:
-        weight = _at(memory, plan.dtype, shape, begin)
-        total += int(bits(weight))
-        yield name, weight
-    if total != checksum:
+    if _checksum(memory) != checksum:
         raise EngineError("weights changed on their way to the rollout process: run the same command again")
+    for name, shape, begin in plan.places:
+        yield name, _at(memory, plan.dtype, shape, begin)
+
+
+def _checksum(memory: mmap.mmap) -> int:
+    """The sum of all words of 8 bytes, modulo 2**64: at the speed of memory, where narrower words take 20 times as
+    long to add."""
+    return int(torch.frombuffer(memory, dtype=torch.int64).sum())
 
 
 def _at(memory: mmap.mmap, dtype: torch.dtype, shape: tuple[int, ...], begin: int) -> torch.Tensor:
