@@ -325,3 +325,11 @@ def test_every_curve_of_the_report_has_units_and_nothing_is_cut_off(monkeypatch)
 def test_every_status_has_a_colour_of_its_own():
     assert set(figures.STATUS_COLOURS) == set(STATUSES)
     assert len(set(figures.STATUS_COLOURS.values())) == len(STATUSES)
+
+
+def test_what_was_made_once_for_all_variants_is_in_the_wall_clock(tmp_path):
+    run = make_run(tmp_path / "v")
+    write_lines(run / "shared_stages.jsonl", [{"stage": "Cold start", "seconds": 100}, {"stage": "SFT", "seconds": 20}])
+    words = re.sub(r"<[^>]+>", " ", report.cards(load.load(run)))
+    shown = dict(re.findall(r"(RL|SFT \(shared\)|Cold start \(shared\)|together) +(\d+ s|[\d.]+ min)", words))
+    assert shown == {"RL": "300 s", "Cold start (shared)": "100 s", "SFT (shared)": "20 s", "together": "7.7 min"}
