@@ -291,9 +291,11 @@ class Train:
     """The RL loop. `micro_batch_tokens` bounds the tokens of one forward pass on one rank (memory, never the result).
 
     `autocast`: compute in bf16 over fp32 weights; for CUDA only. `recompute`: keep only the layers' inputs and compute
-    the rest again in the backward pass (activation checkpointing: less memory, a third more work). `compile`: compile
-    the decoder layers; worth its minute for models of real size, for CUDA only. `max_skipped`: after so many steps in a
-    row that trained nothing (every row masked, or no finite gradient) training pauses (rl/idle.py; 0: never).
+    the rest again in the backward pass (activation checkpointing: less memory, a third more work).
+    `offload_optimizer`: Adam's moments are kept in the host's memory, half of what the learner's own state takes of a
+    GPU (rl/offload.py). `compile`: compile the decoder layers; worth its minute for models of real size, for CUDA only.
+    `max_skipped`: after so many steps in a row that trained nothing (every row masked, or no finite gradient) training
+    pauses (rl/idle.py; 0: never).
     """
 
     steps: int = ranged(300, low=1)
@@ -303,6 +305,7 @@ class Train:
     max_skipped: int = ranged(10, low=0)
     autocast: bool = False
     recompute: bool = False
+    offload_optimizer: bool = False
     compile: bool = False
 
 

@@ -68,7 +68,7 @@ class Learner:
             self.masters = Masters(parameters)
             parameters = self.masters.weights
         self.weights = list(parameters)
-        self.optimizer = make_optimizer(self.weights, config.optim, config.optim.lr)
+        self.optimizer = make_optimizer(self.weights, config.optim, config.optim.lr, train.offload_optimizer)
         self.version = 0
 
     @property

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from rl.config import Optim
+from rl.offload import OffloadedAdamW, host_zeros_like
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -32,8 +33,11 @@ def learning_rate(
     return peak * (final_share + (1 - final_share) * left)
 
 
-def make_optimizer(parameters: Sequence[torch.Tensor], config: Optim, lr: float) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only: decaying norms' gains and biases pulls them to 0 for nothing.
+def make_optimizer(
+    parameters: Sequence[torch.Tensor], config: Optim, lr: float, offload: bool = False
+) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices only: decaying norms' gains and biases pulls them to 0 for nothing. offload:
+    keep its moments in the host's memory (rl/offload.py).
 
     Its state exists at once, not from the first step on: a model that doesn't fit fails at the start, and a checkpoint
     has something to be loaded into.
@@ -43,12 +47,13 @@ def make_optimizer(parameters: Sequence[torch.Tensor], config: Optim, lr: float)
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     fused = parameters[0].is_cuda
-    optimizer = torch.optim.AdamW(groups, lr=lr, betas=(config.beta1, config.beta2), fused=fused)
+    kind, zeros = (OffloadedAdamW, host_zeros_like) if offload else (torch.optim.AdamW, torch.zeros_like)
+    optimizer = kind(groups, lr=lr, betas=(config.beta1, config.beta2), fused=fused)
     for p in parameters:
         optimizer.state[p] = {
-            "step": torch.zeros((), dtype=torch.float32, device=p.device if fused else "cpu"),
-            "exp_avg": torch.zeros_like(p),
-            "exp_avg_sq": torch.zeros_like(p),
+            "step": torch.zeros((), dtype=torch.float32, device=p.device if fused and not offload else "cpu"),
+            "exp_avg": zeros(p),
+            "exp_avg_sq": zeros(p),
         }
     return optimizer
 

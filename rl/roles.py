@@ -1,4 +1,4 @@
-"""Which GPU learns, which samples and which judges, with placement.kind = split. Runs before anything takes a GPU."""
+"""How many GPUs learn, sample and judge, and with placement.kind = split which. Runs before anything takes a GPU."""
 
 from __future__ import annotations
 
@@ -15,6 +15,25 @@ class Roles:
     learn: list[str]
     sample: list[str]
     judge: list[str]
+
+
+@dataclass(frozen=True)
+class Division:
+    """GPUs by what they do. Colocated, they learn and sample in turn, and judge as well unless that happens apart."""
+
+    learn: int
+    sample: int
+    judge: int
+
+
+def division(config: Config, gpus: int) -> Division:
+    """How a recipe divides so many GPUs, for either placement; `learn` is below 1 where there are too few."""
+    apart, split = config.env.placement == "apart", config.placement
+    if split.kind == "split":
+        judge = split.judge_gpus if apart else split.rollout_gpus
+        return Division(gpus - split.rollout_gpus - (judge if apart else 0), split.rollout_gpus, judge)
+    learn = gpus // 2 if apart and gpus > 1 else gpus
+    return Division(learn, learn, gpus - learn if apart else gpus)
 
 
 def roles(config: Config, gpus: Sequence[str], ranks: int) -> Roles:

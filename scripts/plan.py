@@ -12,10 +12,10 @@ import math
 import sys
 
 from env.pool import visible_gpus
-from rl import placement as boxes
+from rl import placement as on_boxes
+from rl.boxes import BOXES, GIB, Box, Shape, shape_of
 from rl.config import Config, ConfigError, load_recipe
 from rl.logprobs import CHUNK_LOGITS
-from rl.placement import GIB, Shape, shape_of
 from rl.rollout import policy_gpus
 from scripts import machine
 from scripts.machine import Gpu
@@ -35,12 +35,18 @@ def memory(config: Config, shape: Shape, ranks: int = 1) -> dict[str, int]:
     held = shape.width * size * shape.layers + layer if config.train.recompute else layer * shape.layers
     cached = 2 * shape.kv_heads * shape.head_dim * shape.layers * size
     return {
-        "weights, gradients and Adam's moments in fp32": 16 * count // ranks,
+        "weights, gradients and Adam's moments in fp32": _state(config, shape, ranks),
         "weights to compute and sample with": 2 * count if config.train.autocast else 0,
         "activations of a pass": tokens * held,
         "logits and their gradients": 2 * 4 * min(shape.vocabulary * tokens, CHUNK_LOGITS),
         "keys and values of the engine": config.rollout.batch_size * config.model.context * cached,
     }
+
+
+def _state(config: Config, shape: Shape, ranks: int) -> int:
+    """Bytes of the learner's own state on a device."""
+    offloads = config.train.offload_optimizer and config.device == "cuda"
+    return (8 if offloads else 16) * shape.parameters // ranks
 
 
 def describe(config: Config, found: list[Gpu]) -> list[str]:
@@ -64,7 +70,7 @@ def describe(config: Config, found: list[Gpu]) -> list[str]:
         *(f"  {line}" for line in placement(config, found, ranks)),
     ]
     if config.engine.name == "vllm" and config.device == "cuda":
-        return lines + [line for box in (*here(found), *boxes.BOXES) for line in boxes.describe(config, shape, box)]
+        return lines + [line for box in (*here(found), *BOXES) for line in on_boxes.describe(config, shape, box)]
     lines += [
         f"Memory {'a GPU' if config.device == 'cuda' else 'of the policy'}, about, for {shape.parameters / 1e6:,.1f} M "
         "parameters:",
@@ -78,19 +84,25 @@ def describe(config: Config, found: list[Gpu]) -> list[str]:
     return [*lines, f"  {sum(parts.values()) / GIB:7.2f} GiB{has}  together"]
 
 
-def here(found: list[Gpu]) -> list[boxes.Box]:
+def here(found: list[Gpu]) -> list[Box]:
     """This machine as a box, where it has GPUs of one kind; their bandwidth is taken for that of an H200."""
     if len({(gpu.name, gpu.total) for gpu in found}) != 1 or not found[0].total:
         return []
     name = f"this machine's {len(found)} x {found[0].name} (its bandwidth taken for an H200's)"
-    return [boxes.Box(name, len(found), found[0].total, boxes.BOXES[-1].bandwidth)]
+    return [Box(name, len(found), found[0].total, BOXES[-1].bandwidth)]
 
 
 def placement(config: Config, found: list[Gpu], ranks: int) -> list[str]:
     """Who works where, one line a device."""
     if config.device == "cpu":
-        return ["CPU: the policy and the judge (Triton's interpreter, modelled times)"]
+        split = config.placement.kind == "split"
+        return [
+            "CPU: the policy and the judge (Triton's interpreter, modelled times)"
+            + (", the learner in a process of its own" if split else "")
+        ]
     names = [f"GPU {gpu.index} ({gpu.name})" for gpu in found] or ["a GPU (none is seen here)"]
+    if config.placement.kind == "split":
+        return _split(config, names, ranks)
     if config.env.placement == "apart":
         return [f"{name}: {'the policy' if i < ranks else 'the judge'}" for i, name in enumerate(names)]
     judges = config.env.slots or len(names)
@@ -100,20 +112,31 @@ def placement(config: Config, found: list[Gpu], ranks: int) -> list[str]:
     return [f"{name}: {', then '.join(role) or 'nothing'}" for name, role in zip(names, roles)]
 
 
+def _split(config: Config, names: list[str], ranks: int) -> list[str]:
+    gpus = len(names)
+    sample, judge = config.placement.rollout_gpus, config.placement.judge_gpus
+    if config.env.placement == "shared":
+        roles = ["the learner"] * ranks + ["sampling, then the judge"] * sample
+    else:
+        roles = ["the learner"] * ranks + ["sampling"] * sample + ["the judge"] * judge
+    return [f"{name}: {role}" for name, role in zip(names, roles + ["nothing"] * (gpus - len(roles)))]
+
+
 def faults(config: Config, found: list[Gpu]) -> list[str]:
     """What can't fit, whatever is lowered: the learner's own state on the smallest GPU."""
     totals = [gpu.total for gpu in found if gpu.total]
     if not totals:
         return []
     shape, ranks = shape_of(config), policy_gpus()
-    state = 16 * shape.parameters // ranks
+    state = _state(config, shape, ranks)
     if state <= min(totals):
         return []
-    needed = math.ceil(16 * shape.parameters / (0.8 * min(totals)))
+    needed = math.ceil(_state(config, shape, 1) / (0.8 * min(totals)))
     return [
         f"{shape.parameters / 1e9:.1f} G parameters take {state / GIB:.0f} GiB a GPU (weights, gradients, Adam's "
         f"moments in fp32) and the smallest has {min(totals) / GIB:.0f}: start the stages under torchrun with at least "
-        f"{needed} ranks, or take a smaller model"
+        f"{needed} ranks, or take a smaller model" + ("" if config.train.offload_optimizer else
+        ", or halve it with train.offload_optimizer=true")
     ]
 
 

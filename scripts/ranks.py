@@ -14,6 +14,7 @@ import sys
 
 from env.pool import visible_gpus
 from rl.config import Config, ConfigError, load_recipe
+from rl.roles import division
 
 
 def ranks(config: Config, gpus: int) -> int:
@@ -21,10 +22,7 @@ def ranks(config: Config, gpus: int) -> int:
     rl/preflight.py)."""
     if config.device != "cuda" or config.engine.name != "vllm":
         return 1
-    apart = config.env.placement == "apart"
-    if config.placement.kind == "split":
-        return max(1, gpus - config.placement.rollout_gpus - (config.placement.judge_gpus if apart else 0))
-    return max(1, gpus // 2 if apart else gpus)
+    return max(1, division(config, gpus).learn)
 
 
 if __name__ == "__main__":

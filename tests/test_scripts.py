@@ -401,6 +401,21 @@ def test_with_split_the_learner_has_what_neither_samples_nor_judges(settings, ex
     assert ranks.ranks(load_recipe("mini-gpu", ["placement.kind=split"]), 8) == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "roles"),
+    [
+        ([], ["the learner"] * 3 + ["sampling, then the judge"]),
+        (["env.placement=apart"], ["the learner"] * 2 + ["sampling", "the judge"]),
+        (["env.placement=apart", "placement.rollout_gpus=2"], ["the learner", "sampling", "sampling", "the judge"]),
+    ],
+)
+def test_a_split_plan_says_who_works_where(settings, roles):
+    gpus = [machine.Gpu(str(i), f"GPU-{i}", "H200", 140 << 30, 0) for i in range(4)]
+    split = load_recipe("drkernel-8b", ["placement.kind=split", *settings])
+    ranks_of = roles.count("the learner")
+    assert [line.split(": ")[1] for line in plan.placement(split, gpus, ranks_of)] == roles
+
+
 def test_gpus_of_different_kinds_are_refused_with_a_choice():
     gpus = [machine.Gpu(str(i), f"GPU-{i}", "H100" if i < 3 else "A100", 80 << 30, 0) for i in range(4)]
     (fault,) = prepare.mixed(gpus)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rl.boxes import shape_of
 from rl.config import load_recipe
-from rl.placement import shape_of
 from scripts import plan
 
 pytestmark = pytest.mark.budget(60)
