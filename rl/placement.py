@@ -71,7 +71,13 @@ def placements(config: Config, shape: Shape, box: Box) -> Iterator[tuple[str, Co
     """(settings, recipe with them) of every way to divide the box: an engine decodes its whole share of a step at once
     and has all memory that its GPU has left; a judge alone on its GPU has all lanes."""
     one = replace(config, env=replace(config.env, placement="shared"))
-    yield _with(one, shape, box, replace(config.placement, kind="colocated", rollout_gpus=1, judge_gpus=1))
+    colocated = replace(config.placement, kind="colocated", rollout_gpus=1, judge_gpus=1)
+    yield _with(one, shape, box, colocated)
+    if not config.train.offload_optimizer:  # what the moments leave is the engine's cache
+        settings, changed = _with(
+            replace(one, train=replace(config.train, offload_optimizer=True)), shape, box, colocated
+        )
+        yield f"{settings} train.offload_optimizer=true", changed
     for sample in range(1, box.gpus):
         divided = replace(config.placement, kind="split", rollout_gpus=sample)
         yield _with(one, shape, box, divided)

@@ -200,7 +200,7 @@ def test_placements_that_are_recommended_are_recipes_that_fit(config, box):
         assert any(abs(guess - took[-1]) <= 0.51 for guess in guesses)
     assert len(took) == 6 and took[:3] == sorted(took[:3]) and took[3:] == sorted(took[3:])
     kinds = [c.placement.kind for _, c in placement.placements(config, boxes.shape_of(config), box)]
-    assert kinds.count("colocated") == 1 and kinds.count("split") == 7 + 6 + 5  # judges beside samplers, one, two apart
+    assert kinds.count("colocated") == 2 and kinds.count("split") == 7 + 6 + 5  # judges beside samplers, one, two apart
 
 
 def test_a_box_with_too_few_gpus_says_so(config):
