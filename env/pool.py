@@ -9,7 +9,6 @@ tried again.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import multiprocessing
 import os
 import queue
@@ -18,41 +17,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from env.evaluator import Job, Setup
-from env.feedback import render
+from env.evaluator import Setup
 from env.files import remove_tree
-from env.records import Problem, Verdict, sha256
+from env.records import Problem, Verdict
 from env.room import SHORT
 from env.rules import Rules, rules_for
+from env.tickets import PoolError, Ticket, Tickets
 
 ROOT = Path(__file__).resolve().parent.parent
 ATTEMPTS = 2
 START_TIMEOUT_S = 180
-REMEMBERED = 4096  # verdicts kept for equal answers
 # A GPU verdict is mostly compiling and waiting: it takes more lanes than cores to keep 16 cores busy.
 CPU_LANES, GPU_LANES = 1, 24
-
-
-class PoolError(RuntimeError):
-    """The pool can't judge here: what is missing and what to do."""
-
-
-@dataclass
-class _Ticket:
-    job: Job
-    future: Future
-    key: str
-    attempts: int = 0
-    started: float = 0.0
-    # Was in flight when an evaluator was lost: judged again with nobody beside it.
-    alone: bool = False
 
 
 @dataclass
@@ -84,6 +66,26 @@ def visible_gpus() -> list[str]:
     return [str(number) for number, line in enumerate(listing.splitlines()) if line.startswith("GPU ")]
 
 
+def refuse_settings(device: str, slots: int, lanes: int, rules: Rules | None) -> None:
+    """Raises PoolError for what no pool can do, here or on a cluster."""
+    if device not in ("cpu", "cuda"):
+        raise PoolError(f"unknown device {device!r}: use 'cpu' or 'cuda'")
+    if device == "cpu" and rules is not None and rules.reference == "compile":
+        raise PoolError("a reference under torch.compile needs a GPU: on the CPU times are modelled by operators")
+    if slots < 0 or lanes < 0:
+        raise PoolError(f"slots = {slots}, lanes = {lanes}: 0 means as many as the device allows, less is nothing")
+
+
+def usual_lanes(device: str) -> int:
+    """Candidates that an evaluator has in work at once."""
+    return GPU_LANES if device == "cuda" else CPU_LANES
+
+
+def patience_s(rules: Rules) -> float:
+    """Seconds that the slowest honest verdict may take an evaluator: every stage of both workers at its limit."""
+    return 4 * (rules.compile_timeout_s + rules.run_timeout_s) + 60
+
+
 class Pool:
     """A context manager over the evaluators of this machine.
 
@@ -104,12 +106,7 @@ class Pool:
         gpus: list[str] | None = None,
         standby: bool | None = None,
     ):
-        if device not in ("cpu", "cuda"):
-            raise PoolError(f"unknown device {device!r}: use 'cpu' or 'cuda'")
-        if device == "cpu" and rules is not None and rules.reference == "compile":
-            raise PoolError("a reference under torch.compile needs a GPU: on the CPU times are modelled by operators")
-        if slots < 0 or lanes < 0:
-            raise PoolError(f"slots = {slots}, lanes = {lanes}: 0 means as many as the device allows, less is nothing")
+        refuse_settings(device, slots, lanes, rules)
         visible = visible_gpus() if device == "cuda" else []
         if device == "cuda" and not visible:
             raise PoolError("no GPU is visible (nvidia-smi -L lists none): use --device cpu, or check the driver")
@@ -125,21 +122,16 @@ class Pool:
         self.device = device
         self.rules = rules or rules_for(device=device)
         self.secret = secrets.randbits(60) if seed is None else seed
-        self.lanes = lanes or (GPU_LANES if device == "cuda" else CPU_LANES)
+        self.lanes = lanes or usual_lanes(device)
         self.info: dict[str, Any] = {}
-        self._queue: queue.Queue[_Ticket] = queue.Queue()
-        self._ids = itertools.count()
-        self._alone: queue.Queue[_Ticket] = queue.Queue()
-        self._known: OrderedDict[str, Future] = OrderedDict()
-        # Answers that cost an evaluator its life while they were judged alone.
-        self._fatal: dict[str, str] = {}
+        self._queue: queue.Queue[Ticket] = queue.Queue()
+        self._alone: queue.Queue[Ticket] = queue.Queue()
+        self._tickets = Tickets()
         self._standby_lock = threading.Lock()
         self._keep_standby = device == "cuda" if standby is None else standby
         self._standby: _Evaluator | None = None
-        self._lock = threading.Lock()
         self._closing = False
-        # The slowest honest verdict: every stage of both workers at its limit.
-        self._patience_s = 4 * (self.rules.compile_timeout_s + self.rules.run_timeout_s) + 60
+        self._patience_s = patience_s(self.rules)
         started: list[Future] = [Future() for _ in range(count)]
         self._threads = [
             threading.Thread(target=self._tend, args=(gpus[i] if gpus else "", started[i]), daemon=True)
@@ -176,27 +168,15 @@ class Pool:
         raw: `response` is a model's whole answer, its code is extracted. Equal answers to equal problems are judged
         once.
         """
-        key = f"{problem.sha256}:{raw}:{sha256(response)}"
-        with self._lock:
-            if self._closing:
-                raise PoolError("the pool is closed")
-            known = self._known.get(key)
-            if known is not None:
-                return known
-            future: Future = Future()
-            if key in self._fatal:
-                future.set_result(_lost(problem, f"not tried again: {self._fatal[key]}"))
-                return future
-            self._known[key] = future
-            while len(self._known) > REMEMBERED and next(iter(self._known.values())).done():
-                self._known.popitem(last=False)
-        self._queue.put(_Ticket(Job(next(self._ids), problem, response, raw), future, key))
+        future, ticket = self._tickets.issue(problem, response, raw)
+        if ticket is not None:
+            self._queue.put(ticket)
         return future
 
     def close(self) -> None:
         """End all evaluators. Futures that have no result yet are cancelled."""
-        with self._lock:
-            self._closing = True
+        self._tickets.close()
+        self._closing = True
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(timeout=15)
@@ -212,7 +192,7 @@ class Pool:
 
     def _tend(self, gpu: str, started: Future) -> None:
         """Start an evaluator, keep it busy, replace it when it is lost."""
-        in_flight: dict[int, _Ticket] = {}
+        in_flight: dict[int, Ticket] = {}
         while not self._closing:
             try:
                 evaluator, info = self._start(gpu)
@@ -283,7 +263,7 @@ class Pool:
                 return "failed", f"no answer in {START_TIMEOUT_S} s"
         return evaluator.connection.recv()
 
-    def _feed(self, process: subprocess.Popen, connection: Connection, in_flight: dict[int, _Ticket]) -> str:
+    def _feed(self, process: subprocess.Popen, connection: Connection, in_flight: dict[int, Ticket]) -> str:
         """Send jobs and take verdicts until the pool closes (returns "") or the evaluator is lost (returns why)."""
         try:
             while True:
@@ -312,7 +292,7 @@ class Pool:
         except (EOFError, OSError) as error:
             return f"the evaluator is gone ({error})"
 
-    def _next(self, in_flight: dict[int, _Ticket]) -> _Ticket | None:
+    def _next(self, in_flight: dict[int, Ticket]) -> Ticket | None:
         if not in_flight and not self._alone.empty():
             with contextlib.suppress(queue.Empty):  # another slot was quicker
                 return self._alone.get_nowait()
@@ -320,34 +300,23 @@ class Pool:
             return self._queue.get(timeout=0.02 if in_flight else 0.1)
         return None
 
-    def _finish(self, ticket: _Ticket, verdict: Verdict) -> None:
-        if verdict.status == "infra_error":
-            # What was too big alone on the device is too big the next time.
-            if ticket.attempts < ATTEMPTS and not self._closing and SHORT not in verdict.evidence:
-                (self._alone if ticket.alone else self._queue).put(ticket)
-                return
-            with self._lock:
-                self._known.pop(ticket.key, None)  # the machine's fault today need not be its fault tomorrow
-        ticket.future.set_result(verdict)
+    def _finish(self, ticket: Ticket, verdict: Verdict) -> None:
+        # What was too big alone on the device is too big the next time.
+        again = verdict.status == "infra_error" and SHORT not in verdict.evidence
+        if again and ticket.attempts < ATTEMPTS and not self._closing:
+            (self._alone if ticket.alone else self._queue).put(ticket)
+            return
+        self._tickets.decide(ticket, verdict)
 
-    def _give_back(self, in_flight: dict[int, _Ticket], why: str) -> None:
+    def _give_back(self, in_flight: dict[int, Ticket], why: str) -> None:
         """What an evaluator had in work when it was lost: judged again, alone, unless it was alone already."""
         for ticket in list(in_flight.values()):
             if self._closing:
                 ticket.future.cancel()
                 continue
             if ticket.alone:
-                with self._lock:
-                    self._fatal[ticket.key] = why
-                    self._known.pop(ticket.key, None)
-                ticket.future.set_result(_lost(ticket.job.problem, why))
+                self._tickets.condemn(ticket, why)
                 continue
             ticket.alone = True
             self._alone.put(ticket)
         in_flight.clear()
-
-
-def _lost(problem: Problem, why: str) -> Verdict:
-    verdict = Verdict(status="infra_error", message=why, problem_sha256=problem.sha256)
-    verdict.feedback = render(verdict)
-    return verdict
