@@ -13,8 +13,6 @@ from rl.memory_plan import cache_memory, faults, host_memory, largest_share, pha
 from rl.roles import division
 from rl.time_plan import seconds, together
 
-ALTERNATIVES = 3  # that are shown
-
 
 def describe(config: Config, shape: Shape, box: Box) -> list[str]:
     """Lines for a person: memory by phase and part, what doesn't fit, seconds a phase, other placements."""
@@ -25,8 +23,8 @@ def describe(config: Config, shape: Shape, box: Box) -> list[str]:
     for phase, parts in phases(config, shape, box).items():
         lines.append(f"  GiB a GPU while {phase}: {sum(parts.values()) / GIB:.1f} of {box.memory / GIB:.1f}")
         lines += [f"    {size / GIB:6.1f}  {name}" for name, size in parts.items() if size]
-    lines.append("  GiB of the host")
     host = host_memory(config, shape, box.gpus)
+    lines.append(f"  GiB of the host: {sum(host.values()) / GIB:.1f}")
     lines += [f"    {size / GIB:6.1f}  {name}" for name, size in host.items() if size]
     rows = cache_memory(config, shape, box) / (2 * shape.cached_values * config.model.context)
     lines.append(
@@ -47,6 +45,12 @@ def describe(config: Config, shape: Shape, box: Box) -> list[str]:
     return lines
 
 
+def brief(config: Config, shape: Shape, box: Box) -> list[str]:
+    """The lines of `describe` without the parts that totals are made of."""
+    lines = describe(config, shape, box)
+    return [line for line in lines if not line.startswith("    ") or " with placement." in line]
+
+
 def _who(config: Config, box: Box) -> str:
     gpus = division(config, box.gpus)
     if config.placement.kind == "split":
@@ -58,13 +62,15 @@ def _who(config: Config, box: Box) -> str:
 
 
 def _compared(config: Config, shape: Shape, box: Box, lengths: Lengths) -> Iterator[str]:
-    """The quickest placements that fit, whatever the recipe's own is."""
-    fitting = []
+    """The quickest placement of each kind that fits, whatever the recipe's own is."""
+    best: dict[tuple[str, str], tuple[float, str]] = {}
     for settings, changed in placements(config, shape, box):
         if not faults(changed, shape, box):
-            fitting.append((together(changed, seconds(changed, shape, box, lengths)), settings))
-    for took, settings in sorted(fitting)[:ALTERNATIVES]:
-        yield f"{took:9,.0f} in all with {settings}"
+            took = together(changed, seconds(changed, shape, box, lengths))
+            kind = changed.placement.kind, changed.env.placement
+            best[kind] = min(best.get(kind, (math.inf, "")), (took, settings))
+    for took, settings in sorted(best.values()):
+        yield f"{took:9,.0f} with {settings}"
 
 
 def placements(config: Config, shape: Shape, box: Box) -> Iterator[tuple[str, Config]]:

@@ -1,8 +1,8 @@
 """The plan of a run in words: how much of what, on which device, and about how much memory it takes. Runs in
 scripts.prepare for a dry run; reads settings and a model folder's config.json only.
 
-`python -m scripts.plan RECIPE [--set a.b=c ...]` prints it alone, on any machine. Recipes that sample with vLLM are
-planned for boxes of eight GPUs, whatever is here (rl/placement.py).
+`python -m scripts.plan RECIPE [--set a.b=c ...] [--brief]` prints it alone, on any machine. Recipes that sample with
+vLLM are planned for boxes of eight GPUs, whatever is here (rl/placement.py).
 """
 
 from __future__ import annotations
@@ -146,9 +146,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("recipe", help="a name in rl/recipes/ or a .toml file")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--brief", action="store_true", help="boxes of eight GPUs alone, totals without their parts")
     options = parser.parse_args(arguments)
     try:
         config = load_recipe(options.recipe, options.overrides)
+        if options.brief:
+            print(*(line for box in BOXES for line in on_boxes.brief(config, shape_of(config), box)), sep="\n")
+            return 0
         lines = describe(config, machine.gpus(visible_gpus()) if config.device == "cuda" else [])
     except ConfigError as error:
         print(f"plan: {error}", file=sys.stderr)

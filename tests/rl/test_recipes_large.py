@@ -70,6 +70,25 @@ def test_a_plan_needs_neither_gpu_nor_weights(name, capsys):
     assert plan.main([name, "--set", "engine.memory=0.9"]) == 2
 
 
+def test_the_readme_s_plans_are_the_program_s(capsys):
+    readme = (ROOT / "README.md").read_text()
+    for name in ("drkernel-8b", "drkernel-14b"):
+        assert plan.main([name, "--brief"]) == 0
+        assert f"$ python -m scripts.plan {name} --brief\n{capsys.readouterr().out}" in readme
+
+
+def test_a_long_row_of_the_14b_needs_the_host_and_no_parallelism_along_it(capsys):
+    """What README concludes of 32 768 tokens on 80 GB."""
+    long = ["drkernel-14b", "--set", "model.context=32768", "--set", "train.micro_batch_tokens=32768"]
+    split = ["--set", "placement.kind=split", "--set", "placement.rollout_gpus=3"]
+    for settings, lacks in (([], "8.3"), (split, "7.0")):
+        assert plan.main([*long, *settings]) == 0
+        (fault,) = [line for line in capsys.readouterr().out.splitlines() if "DOES NOT FIT" in line]
+        assert fault.endswith(f"needs {lacks} GiB a GPU more than there are: train.offload_optimizer=true")
+        assert plan.main([*long, *settings, "--set", "train.offload_optimizer=true"]) == 0
+        assert "DOES NOT FIT" not in capsys.readouterr().out
+
+
 def test_a_folder_s_own_sizes_count_where_it_is_there(tmp_path):
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 96,
              "vocab_size": 1000, "num_key_value_heads": 1, "tie_word_embeddings": True}  # fmt: skip
