@@ -7,10 +7,11 @@ parameter and step.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
@@ -55,10 +56,16 @@ def host_zeros_like(weight: torch.Tensor) -> torch.Tensor:
     zeros = torch.zeros(part.shape, dtype=part.dtype, pin_memory=part.is_cuda)
     if not isinstance(weight, DTensor):
         return zeros
-    mesh = init_device_mesh("cpu", (weight.device_mesh.size(),))
     return DTensor.from_local(
-        zeros, mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
+        zeros, _host_mesh(weight.device_mesh), weight.placements, run_check=False, shape=weight.shape,
+        stride=weight.stride(),
     )  # fmt: skip
+
+
+@functools.cache
+def _host_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The same ranks, with tensors in the host's memory."""
+    return init_device_mesh("cpu", (mesh.size(),))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
