@@ -114,7 +114,7 @@ def test_a_run_that_is_given_older_rollouts_pauses_and_goes_on(tmp_path):
 
     assert run_split(run, learner=age) == 1
     said = (run / "error.txt").read_text()
-    wanted = "TrainingPaused: step 3 holds rollouts of policy version 0, and the learner is at 2: at most 1 optimiser step"
+    wanted = "TrainingPaused: step 3 holds rollouts of policy version 0, and the learner is at 2: at most 1"
     assert said.startswith(wanted)
     assert [line["step"] for line in metrics_of(run)] == [1, 2]
     assert run_split(run) == 0
