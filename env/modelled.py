@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.autograd import profiler
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from env.launches import LaunchLog
@@ -61,8 +61,26 @@ def modelled_us(bytes_moved: float, launches: int) -> float:
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:
-    # An expanded tensor has more elements than memory.
-    return sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors)
+    return sum(map(_bytes_of, tensors))
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    """What a tensor occupies: a sparse one its indices and values, one without a storage (MKL-DNN) all its elements."""
+    if tensor.layout is torch.strided:
+        # An expanded tensor has more elements than memory.
+        return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+    with _disable_current_modes():  # asking for the parts is no work of the program's
+        return sum(map(_bytes_of, _parts(tensor))) or tensor.numel() * tensor.element_size()
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []
 
 
 def _written_only(schema: Any) -> set[str]:

@@ -67,6 +67,10 @@ def _preload_lazy_imports() -> None:
     ):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    # The first vmap registers decompositions as operators, which must not look like a candidate's doing.
+    from torch._functorch import vmap
+
+    vmap.lazy_load_decompositions()
 
 
 def _cut(text: str) -> str:
