@@ -1,4 +1,4 @@
-"""Judge many candidates: `python -m env.batch IN.jsonl OUT.jsonl [--gpus all|0,1]`.
+"""Judge many candidates: `python -m env.batch IN.jsonl OUT.jsonl [--gpus all|0,1 | --ray ADDRESS]`.
 
 Runs in the driver. A line in has `id`, `reference`, `candidate` (source) or `raw_response` (a model's whole answer),
 and `entry_point` where the reference class isn't called Model; a line out has `id` and `verdict`, in the order in which
@@ -24,6 +24,7 @@ from tqdm import tqdm
 from env.commands import CPU, CUDA, Stopped, StopSignals, add_rule_options, chosen_rules, gpu_list
 from env.extract import candidate_source
 from env.pool import Pool, PoolError
+from env.ray_pool import RayPool
 from env.records import Problem, sha256
 from env.rules import Rules
 
@@ -175,7 +176,9 @@ def _write(out: IO[str], ids: list, verdict: dict[str, Any]) -> None:
     os.fsync(out.fileno())
 
 
-def judge_all(pool: Pool, questions: list[dict[str, Any]], out: IO[str], bar: tqdm, signals: StopSignals) -> None:
+def judge_all(
+    pool: Pool | RayPool, questions: list[dict[str, Any]], out: IO[str], bar: tqdm, signals: StopSignals
+) -> None:
     """Judge what is left and write each verdict as it comes. Stopped, it still writes what is there by then."""
     ids: dict[Future, list] = {}
     for question in questions:
@@ -204,11 +207,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("verdicts", type=Path, metavar="OUT.jsonl")
     parser.add_argument("--gpus", type=gpu_list, default=[], help="all, or 0,1: GPUs to judge on, one evaluator each")
     parser.add_argument("--slots", type=int, default=0, help="evaluators; default: one a GPU, or one a core")
+    parser.add_argument(
+        "--ray", metavar="ADDRESS", help="judge on all nodes of a Ray cluster: HOST:PORT of its head, or auto"
+    )
     add_rule_options(parser)
     parser.set_defaults(device=None)
     args = parser.parse_args(argv)
     if args.gpus != [] and args.device == CPU:
         parser.error("--gpus and --device cpu contradict each other")
+    if args.gpus != [] and args.ray is not None:
+        parser.error("--gpus chooses among this machine's; with --ray all of the nodes' are used: --device cuda")
     args.device = args.device or (CPU if args.gpus == [] else CUDA)
     try:
         with StopSignals() as signals:
@@ -225,6 +233,12 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _opened(args: argparse.Namespace, rules: Rules) -> Pool | RayPool:
+    if args.ray is not None:
+        return RayPool(args.ray, args.device, args.slots, args.seed, rules)
+    return Pool(args.device, args.slots, args.seed, rules, gpus=args.gpus or None)
+
+
 def _run(args: argparse.Namespace, signals: StopSignals) -> None:
     if args.verdicts.exists() and args.verdicts.samefile(args.questions):
         raise BatchError(f"{args.verdicts}: questions and verdicts are the same file; give another OUT.jsonl")
@@ -237,7 +251,7 @@ def _run(args: argparse.Namespace, signals: StopSignals) -> None:
         if not left:
             return
         with (
-            Pool(args.device, args.slots, args.seed, rules, gpus=args.gpus or None) as pool,
+            _opened(args, rules) as pool,
             tqdm(total=len(questions), initial=len(questions) - len(left), unit="verdict", desc="judging") as bar,
         ):
             judge_all(pool, left, out, bar, signals)
