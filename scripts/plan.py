@@ -12,6 +12,7 @@ import math
 import sys
 
 from env.pool import visible_gpus
+from rl import memory_plan
 from rl import placement as on_boxes
 from rl.boxes import BOXES, GIB, Box, Shape, shape_of
 from rl.config import Config, ConfigError, load_recipe
@@ -138,6 +139,23 @@ def faults(config: Config, found: list[Gpu]) -> list[str]:
         f"{needed} ranks, or take a smaller model" + ("" if config.train.offload_optimizer else
         ", or halve it with train.offload_optimizer=true")
     ]
+
+
+def doubts(config: Config, found: list[Gpu], host: int) -> list[str]:
+    """What won't fit on this machine by arithmetic: said, not refused, since it estimates from above. host: bytes of
+    its memory."""
+    if config.engine.name != "vllm" or not found:
+        return []
+    shape = shape_of(config)
+    said = [f"by the plan, {fault}" for box in here(found) for fault in memory_plan.faults(config, shape, box)]
+    parts = memory_plan.host_memory(config, shape, len(found))
+    if sum(parts.values()) > host:
+        what = ", ".join(f"{size / GIB:.0f} {name}" for name, size in parts.items() if size)
+        said.append(
+            f"by the plan, up to {sum(parts.values()) / GIB:.0f} GiB of the host's memory are taken ({what}) and it "
+            f"has {host / GIB:.0f}: start fewer ranks (RANKS=N), or use a host with more"
+        )
+    return said
 
 
 def main(arguments: list[str] | None = None) -> int:

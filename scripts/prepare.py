@@ -318,7 +318,9 @@ def main(arguments: list[str] | None = None) -> int:
         faults = check(config, options.run)
         if faults:
             raise PrepareError("\n".join(faults))
-        for doubt in preflight.doubts(config):
+        found = machine.gpus(visible_gpus()) if config.device == "cuda" else []
+        host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        for doubt in preflight.doubts(config) + plan.doubts(config, found, host):
             print(f"prepare: note: {doubt}", file=sys.stderr)
         if options.dry_run:
             make_problems(config)

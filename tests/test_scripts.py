@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -414,6 +415,24 @@ def test_a_split_plan_says_who_works_where(settings, roles):
     split = load_recipe("drkernel-8b", ["placement.kind=split", *settings])
     ranks_of = roles.count("the learner")
     assert [line.split(": ")[1] for line in plan.placement(split, gpus, ranks_of)] == roles
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "host", "words"),
+    [
+        ([], 8, 512, []),
+        ([], 8, 256, ["up to 440 GiB of the host's .* .440 at the start: .* it has 256: start fewer ranks"]),
+        (["placement.kind=split"], 8, 256, ["440 GiB .* .385 at the start: .*, 55 weights on their way"]),
+        (["train.recompute=false"], 8, 512, ["learning needs .* GiB a GPU more than there are: train.recompute=true"]),
+        (["placement.kind=split"], 1, 512, ["no GPU of 1 is left to learn"]),
+        (["engine.memory_share=0.9"], 0, 1, []),
+    ],
+)
+def test_what_does_not_fit_here_by_the_plan_is_said(settings, gpus, host, words):
+    found = [machine.Gpu(str(i), f"GPU-{i}", "H100", int(79.1 * 2**30), 0) for i in range(gpus)]
+    said = plan.doubts(load_recipe("drkernel-14b", settings), found, host << 30)
+    assert len(said) == len(words) and all(re.search(word, line) for word, line in zip(words, said)), said
+    assert plan.doubts(load_recipe("mini-gpu"), found, 1) == []
 
 
 def test_gpus_of_different_kinds_are_refused_with_a_choice():
