@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -24,9 +25,10 @@ from rl.teacher_templates import fused, wrong
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # before ray is imported
 ray = pytest.importorskip("ray", reason="ray can't be imported: pip install -r requirements-ray.txt")
 
-# A node takes 3 to 6 s to start, an evaluator on it 5: five of each, one after the other.
-pytestmark = pytest.mark.budget(240)
+# A node takes 3 to 6 s to start, an evaluator on it 5: six of each, one after the other.
+pytestmark = pytest.mark.budget(300)
 
+ROOT = Path(__file__).resolve().parents[2]
 RULES = Rules(trials=1, compile_timeout_s=20, run_timeout_s=10)
 WAIT_S = 60 * float(os.environ.get("TEST_BUDGET_SCALE", "1"))
 
@@ -198,6 +200,25 @@ def test_a_node_with_another_triton_is_refused_by_name_and_a_batch_runs_on_the_o
     said = capsys.readouterr().err
     assert f"{name[:8]} is not used: triton is 0.0.1, the driver's {facts()['triton']}" in said
     assert wait_until(lambda: not actors_and_evaluators(), 10), actors_and_evaluators()
+
+
+def test_a_killed_driver_leaves_no_actor_and_the_batch_goes_on(nodes, answers, tmp_path):
+    nodes.add()
+    texts = [slow(answers, 0.2, f"driver {i}") for i in range(4)]
+    lines = [{"id": i, "reference": answers.reference, "candidate": text} for i, text in enumerate(texts)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "out.jsonl"
+    arguments = [str(tmp_path / "in.jsonl"), str(out), "--ray", nodes.address, "--seed", "3"]
+    driver = subprocess.Popen([sys.executable, "-m", "env.batch", *arguments], cwd=ROOT)
+    try:
+        assert wait_until(lambda: out.exists() and out.stat().st_size) and actors_and_evaluators()
+    finally:
+        driver.kill()
+        driver.wait()
+    assert wait_until(lambda: not actors_and_evaluators(), 10), actors_and_evaluators()
+    assert 1 <= len(out.read_text().splitlines()) < len(lines)
+    assert batch.main(arguments) == 0
+    assert sorted(json.loads(line)["id"] for line in out.read_text().splitlines()) == list(range(len(lines)))
 
 
 def test_a_cluster_that_can_not_judge_says_why(nodes, monkeypatch):
