@@ -53,9 +53,7 @@ def legend_beside(axes: plt.Axes) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def lines(
-    title: str, rows: Rows, series: dict[str, str], y: str, share: bool = False, log: bool = False
-) -> str | None:
+def lines(title: str, rows: Rows, series: dict[str, str], y: str, share: bool = False, log: bool = False) -> str | None:
     """Curves over steps. series: metric name -> legend text. y: the axis's label, with the unit. share: values are
     fractions of 1, shown in percent. None where no row has any of them."""
     drawn = {name: text for name, text in series.items() if np.isfinite(column(rows, name)).any()}

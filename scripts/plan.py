@@ -136,8 +136,8 @@ def faults(config: Config, found: list[Gpu]) -> list[str]:
     return [
         f"{shape.parameters / 1e9:.1f} G parameters take {state / GIB:.0f} GiB a GPU (weights, gradients, Adam's "
         f"moments in fp32) and the smallest has {min(totals) / GIB:.0f}: start the stages under torchrun with at least "
-        f"{needed} ranks, or take a smaller model" + ("" if config.train.offload_optimizer else
-        ", or halve it with train.offload_optimizer=true")
+        f"{needed} ranks, or take a smaller model"
+        + ("" if config.train.offload_optimizer else ", or halve it with train.offload_optimizer=true")
     ]
 
 
