@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import sys
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -139,11 +140,23 @@ class _Canonical(ast.NodeTransformer):
         return self.visit(ast.Assign(targets=[node.target], value=node.value))
 
 
-if __name__ == "__main__":
-    from env.problems import load_folder
+def main(argv: list[str] | None = None) -> int:
+    """Digests of a folder's problems, one a line, with their names. Ends with 2 where it can't be read."""
+    from env.problems import ProblemError, load_folder
 
-    parser = argparse.ArgumentParser(description="Digests of the problems of a folder, one a line, with their names.")
-    parser.add_argument("folder", type=Path)
-    print(
-        *sorted(f"{computation(problem)} {problem.id}" for problem in load_folder(parser.parse_args().folder)), sep="\n"
+    parser = argparse.ArgumentParser(
+        prog="python -m env.decontaminate",
+        description="Digests of the problems of a folder, one a line, with their names.",
     )
+    parser.add_argument("folder", type=Path, help="of .py files in the KernelBench format, or its repository")
+    try:
+        problems = load_folder(parser.parse_args(argv).folder)
+    except (OSError, ProblemError) as error:
+        print(f"env.decontaminate: {error}", file=sys.stderr)
+        return 2
+    print(*sorted(f"{computation(problem)} {problem.id}" for problem in problems), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,35 +1,38 @@
 """Problems from a folder in the KernelBench format, a parquet table, JSON lines, or the built-in generator: `load`.
 
 Runs in the driver. A problem is text here: nothing is imported, so a broken or hostile reference is found by the judge.
+Files, lines and rows that aren't problems are all named in one ProblemError, or, where the caller gives a list `broken`
+for that, left out and named there: never left out without a word.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from env.files import write_atomic
-from env.records import RECORD_VERSION, Problem
+from env.problem_format import (
+    ENTRY_POINT,
+    SOURCES,
+    Faults,
+    ProblemError,
+    check_reference,
+    from_line,
+    from_row,
+    read_text,
+)
+from env.records import Problem
 
 _LEVEL = re.compile(r"level_?(\d+)")
 
-# The first of these that a table has. KernelBench's data set: code, level, name, problem_id.
-_SOURCE = ("code", "reference", "source")
-_ENTRY_POINT = "entry_point"
 
-
-class ProblemError(ValueError):
-    """A folder or file that holds no problems, or one that isn't a problem: says which and what to do."""
-
-
-def load(spec: str | Path) -> list[Problem]:
+def load(spec: str | Path, broken: list[str] | None = None) -> list[Problem]:
     """Problems from a folder, a .py, .parquet or .jsonl file, or `generator:train:20[:SEED[:cpu|gpu]]`.
 
-    Raises ProblemError naming the file (and line) and its fault.
+    broken: a list that gets a sentence on each file, line or row that isn't a problem; they are left out then. Raises
+    ProblemError naming each of them otherwise, and where none is sound.
     """
     if str(spec).startswith("generator:"):
         return _generated(str(spec))
@@ -37,17 +40,23 @@ def load(spec: str | Path) -> list[Problem]:
     if path.is_dir():
         tables = sorted(path.rglob("*.parquet"))
         if tables and next(path.rglob("*.py"), None) is None:
-            return _distinct([pair for table in tables for pair in _from_parquet(table)])
-        return load_folder(path)
+            faults = Faults(broken)
+            found: list[tuple[str, Problem]] = []
+            for table in tables:
+                with faults.kept():
+                    found += _from_parquet(table, faults)
+            faults.settle(path, len(found))
+            return _distinct(found)
+        return load_folder(path, broken)
     if not path.exists():
         raise ProblemError(
             f"{path}: no such file or folder; give a folder of .py files, a .py, .parquet or .jsonl file, or "
             "generator:train:20"
         )
     if path.suffix == ".parquet":
-        return load_parquet(path)
+        return load_parquet(path, broken)
     if path.suffix == ".jsonl":
-        return load_jsonl(path)
+        return load_jsonl(path, broken)
     if path.suffix == ".py":
         return [load_file(path)]
     raise ProblemError(f"{path}: problems come from a folder or from .py, .parquet and .jsonl files")
@@ -56,17 +65,22 @@ def load(spec: str | Path) -> list[Problem]:
 # Folders -------------------------------------------------------------------------------------------------------------
 
 
-def load_file(path: Path, root: Path | None = None, entry_point: str = "Model") -> Problem:
-    """One KernelBench-format file. Its level comes from a folder named level1, level2, … where there is one."""
-    source = _read(path)
-    _check_reference(source, str(path), entry_point)
+def load_file(path: str | Path, root: str | Path | None = None, entry_point: str = "Model") -> Problem:
+    """One KernelBench-format file. Its level comes from a folder named level1, level2, … where there is one.
+
+    root: the folder that it is named from. Raises ProblemError naming the file and its fault.
+    """
+    path = Path(path)
+    source = read_text(path)
+    check_reference(source, str(path), entry_point)
     level = next((int(found.group(1)) for part in path.parts[::-1] if (found := _LEVEL.fullmatch(part))), 0)
     name = path.relative_to(root).with_suffix("").as_posix() if root else path.stem
     return Problem(id=name, source=source, entry_point=entry_point, level=level, name=path.stem, origin="folder")
 
 
-def load_folder(path: str | Path) -> list[Problem]:
-    """All .py files below a folder, in the order of their numbers. Raises ProblemError naming what is wrong.
+def load_folder(path: str | Path, broken: list[str] | None = None) -> list[Problem]:
+    """All .py files below a folder, in the order of their numbers. Raises ProblemError naming what is wrong, or leaves
+    it out where there is a list `broken` for that, as `load` does.
 
     Where the folder (or the KernelBench folder in it, as in that project's repository) has level1, level2, …, files
     that stand beside these and aren't problems are left alone.
@@ -83,13 +97,12 @@ def load_folder(path: str | Path) -> list[Problem]:
     files = sorted(found, key=_natural)
     if not files:
         raise ProblemError(f"{root}: holds no .py files")
-    problems = []
+    problems, faults = [], Faults(broken)
     for file in files:
-        try:
+        is_aside = levels and file.relative_to(root).parts[0] not in levels
+        with contextlib.suppress(ProblemError) if is_aside else faults.kept():
             problems.append(load_file(file, root))
-        except ProblemError:
-            if not levels or file.relative_to(root).parts[0] in levels:
-                raise
+    faults.settle(root, len(problems))
     return problems
 
 
@@ -119,14 +132,18 @@ def write_folder(problems: list[Problem], path: str | Path) -> None:
 # Tables and lines ----------------------------------------------------------------------------------------------------
 
 
-def load_parquet(path: str | Path) -> list[Problem]:
+def load_parquet(path: str | Path, broken: list[str] | None = None) -> list[Problem]:
     """One problem a row of a Hugging Face style table: `code`, `reference` or `source`, and `id`, `name` or
-    `problem_id`; `level` and `entry_point` where there are such columns. Raises ProblemError.
+    `problem_id`; `level` and `entry_point` where there are such columns. Raises ProblemError, or leaves rows out, as
+    `load` does.
     """
-    return _distinct(_from_parquet(Path(path)))
+    faults = Faults(broken)
+    found = _from_parquet(Path(path), faults)
+    faults.settle(path, len(found))
+    return _distinct(found)
 
 
-def _from_parquet(path: Path) -> list[tuple[str, Problem]]:
+def _from_parquet(path: Path, faults: Faults) -> list[tuple[str, Problem]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
@@ -134,7 +151,7 @@ def _from_parquet(path: Path) -> list[tuple[str, Problem]]:
             f"{path}: reading parquet needs pyarrow, which isn't installed: pip install pyarrow (requirements.txt has "
             "the version), or turn the table into .jsonl"
         ) from error
-    wanted = {*_SOURCE, "id", "name", "problem_id", "level", _ENTRY_POINT}
+    wanted = {*SOURCES, "id", "name", "problem_id", "level", ENTRY_POINT}
     try:
         with parquet.ParquetFile(path) as file:
             columns = list(file.schema_arrow.names)
@@ -143,79 +160,31 @@ def _from_parquet(path: Path) -> list[tuple[str, Problem]]:
         raise ProblemError(f"{path}: not a parquet table that can be read ({str(error).strip()[:200]})") from error
     if not rows:
         raise ProblemError(f"{path}: the table has no rows (columns: {', '.join(columns)})")
-    return [_from_row(row, columns, f"{path}: row {number}", "parquet") for number, row in enumerate(rows)]
+    if not any(name in columns for name in SOURCES):  # said once, not for every row
+        raise ProblemError(f"{path}: has no column code, reference or source (columns found: {', '.join(columns)})")
+    found = []
+    for number, row in enumerate(rows):
+        with faults.kept():
+            found.append(from_row(row, columns, f"{path}: row {number}", "parquet"))
+    return found
 
 
-def _from_row(row: dict[str, Any], columns: Iterable[str], where: str, origin: str) -> tuple[str, Problem]:
-    """A problem from a table's row or a plain JSON line, with where it came from."""
-    found = ", ".join(map(str, columns)) or "none"
-    sources = [name for name in _SOURCE if name in row]
-    if not sources:
-        raise ProblemError(f"{where}: has no column code, reference or source (columns found: {found})")
-    source = row[sources[0]]
-    if not isinstance(source, str):
-        raise ProblemError(f"{where}: {sources[0]} is {_kind(source)}, not text")
-    level = row.get("level") or 0
-    if isinstance(level, str) and (number := re.fullmatch(r"(?:level)?[ _]?(\d+)", level)):
-        level = int(number.group(1))
-    if not isinstance(level, int):
-        raise ProblemError(f"{where}: level is {level!r}, not a number")
-    name = row.get("name") or ""
-    # KernelBench's own numbers start anew in each level; its files are called level1/1_Name.
-    if row.get("id") is not None:
-        key = row["id"]
-    elif name and "level" in row:
-        key = f"level{level}/{name}"
-    else:
-        key = name or row.get("problem_id")
-    if not isinstance(key, (str, int)) or isinstance(key, bool) or key == "":
-        raise ProblemError(f"{where}: has no id, name or problem_id that is text or a number (columns found: {found})")
-    entry_point = row.get(_ENTRY_POINT) or "Model"
-    if not isinstance(entry_point, str) or not entry_point.isidentifier():
-        raise ProblemError(f"{where}: entry_point is {entry_point!r}, not the name of a class")
-    _check_reference(source, where, entry_point)
-    return where, Problem(
-        id=str(key), source=source, entry_point=entry_point, level=level, name=str(name or key), origin=origin
-    )
-
-
-def load_jsonl(path: str | Path) -> list[Problem]:
+def load_jsonl(path: str | Path, broken: list[str] | None = None) -> list[Problem]:
     """One problem a line: our own records (as `write_jsonl` has them), or plain lines with `id` and `reference`.
 
-    Raises ProblemError naming the line.
+    Raises ProblemError naming the bad lines, or leaves them out, as `load` does.
     """
-    found = []
+    found, faults = [], Faults(broken)
     # Not splitlines(): JSON may hold U+2028 and U+0085 as they are, which Python takes for line ends.
-    for number, line in enumerate(_read(Path(path)).split("\n"), 1):
+    for number, line in enumerate(read_text(Path(path)).split("\n"), 1):
         if not line.strip():
             continue
-        where = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ProblemError(f"{where}: not a problem record ({error})") from error
-        if isinstance(row, dict) and "source" not in row and ("reference" in row or "code" in row):
-            found.append(_from_row(row, row, where, "jsonl"))
-        else:
-            found.append((where, _from_record(row, where)))
+        with faults.kept():
+            found.append(from_line(line, f"{path}:{number}"))
+    faults.settle(path, len(found))
     if not found:
         raise ProblemError(f"{path}: holds no problem: one JSON object a line is expected")
     return _distinct(found)
-
-
-def _from_record(row: Any, where: str) -> Problem:
-    try:
-        problem = Problem.from_json(row)
-    except TypeError as error:
-        keys = f"; keys found: {', '.join(map(str, row))}" if isinstance(row, dict) else ""
-        raise ProblemError(f"{where}: not a problem record ({error}{keys})") from error
-    for part in fields(Problem):
-        value, wanted = getattr(problem, part.name), {"str": str, "int": int}[str(part.type)]
-        if type(value) is not wanted:
-            raise ProblemError(f"{where}: not a problem record ({part.name} is {_kind(value)}, not {part.type})")
-    if problem.version > RECORD_VERSION:
-        raise ProblemError(f"{where}: a record of version {problem.version}; this program knows up to {RECORD_VERSION}")
-    return problem
 
 
 def write_jsonl(problems: list[Problem], path: str | Path) -> None:
@@ -237,25 +206,6 @@ def _generated(spec: str) -> list[Problem]:
         return generate(split, int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0, size)
     except ValueError as error:
         raise ProblemError(f"{spec}: {error}") from error
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ProblemError(f"{path}: not text in UTF-8 ({error.reason} at byte {error.start})") from error
-    except OSError as error:
-        raise ProblemError(f"{path}: can't be read ({error.strerror})") from error
-
-
-def _check_reference(source: str, where: str, entry_point: str) -> None:
-    for kind, name in (("class", entry_point), ("def", "get_inputs"), ("def", "get_init_inputs")):
-        if not re.search(rf"^[ \t]*{kind}[ \t]+{re.escape(name)}\b", source, re.MULTILINE):
-            raise ProblemError(f"{where}: not a KernelBench problem: it has no '{kind} {name}'")
-
-
-def _kind(value: object) -> str:
-    return "empty" if value is None else f"a {type(value).__name__}"
 
 
 def _distinct(found: list[tuple[str, Problem]]) -> list[Problem]:

@@ -22,13 +22,13 @@ import torch
 from tqdm import tqdm
 
 from env.pool import visible_gpus
-from env.problems import ProblemError, load
+from env.problems import ProblemError
 from env.records import Problem
 from env.reference import Reference, Rejected, TrialKind, as_problem_error
 from env.rules import Rules
 from eval.degenerate import Observed, reasons, tolerances
 from eval.scores import LIST_VERSION
-from eval.settings import RunError, write_json
+from eval.settings import SKIP_BROKEN, RunError, load_problems, write_json
 
 TRIALS = 3
 RULES = Rules(run_timeout_s=120.0, spares=1)
@@ -186,10 +186,11 @@ if __name__ == "__main__":
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where a GPU is visible")
     parser.add_argument("--seed", type=int, help="of the secret inputs; default: a fresh secret")
     parser.add_argument("--limit", type=int, default=0, help="only the first so many problems")
+    parser.add_argument("--skip-broken", action="store_true", help=SKIP_BROKEN)
     parser.add_argument("--weak-isolation", action="store_true", help="run references where they can't be shut in well")
     arguments = parser.parse_args()
     try:
-        chosen = load(arguments.problems)
+        chosen = load_problems(arguments.problems, arguments.skip_broken)
         chosen = chosen[: arguments.limit] if arguments.limit > 0 else chosen
         device = arguments.device or ("cuda" if visible_gpus() else "cpu")
         with Auditor(device, arguments.seed, arguments.weak_isolation) as made:

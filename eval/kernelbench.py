@@ -20,7 +20,16 @@ from env.problems import ProblemError, load, write_jsonl
 from env.rules import PROFILES
 from eval import compare, kernelbench_read, kernelbench_write, scores
 from eval.rejudge import rejudge
-from eval.settings import RunError, Settings, claim, problem_identity, resolve_config, write_json
+from eval.settings import (
+    SKIP_BROKEN,
+    RunError,
+    Settings,
+    claim,
+    load_problems,
+    problem_identity,
+    resolve_config,
+    write_json,
+)
 from eval.watch import Watch, WatchedJudge
 from rl.checkpoint import mark_done
 from rl.config import ConfigError
@@ -38,7 +47,7 @@ def write(args: argparse.Namespace) -> None:
 
 
 def judge_again(args: argparse.Namespace) -> None:
-    problems = load(args.problems)
+    problems = load_problems(args.problems, args.skip_broken)
     trajectories, notes = kernelbench_read.read_kernels(args.folder, problems)
     theirs = kernelbench_read.read_results(args.folder)
     baseline = None
@@ -96,6 +105,7 @@ def parser() -> argparse.ArgumentParser:
     two.add_argument("folder", type=Path, help="its runs/<name>")
     two.add_argument("--problems", required=True, help="KernelBench's problems: folder or parquet")
     two.add_argument("--out", type=Path, required=True)
+    two.add_argument("--skip-broken", action="store_true", help=SKIP_BROKEN)
     two.add_argument("--baseline", type=Path, help="its timing file, to show both speedups")
     two.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where a GPU is visible")
     two.add_argument("--profile", choices=tuple(PROFILES), default="default", help="whose tolerances and timing")

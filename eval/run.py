@@ -17,17 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from env.pool import CPU_LANES, GPU_LANES, PoolError, visible_gpus
-from env.problems import ProblemError, load, write_jsonl
+from env.problems import ProblemError, write_jsonl
 from env.records import Problem, sha256
 from eval import cost, evaluation, policies, scores
 from eval.metrics import share_text
 from eval.settings import (
     REFERENCES,
     SCALINGS,
+    SKIP_BROKEN,
     RunError,
     Settings,
     check_references,
     claim,
+    load_problems,
     problem_identity,
 )
 from eval.settings import resolve_config as resolve
@@ -50,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--samples", type=int, help="a problem (default: the config's, 8)")
     made.add_argument("--turns", type=int, help="a sample (default: the config's, 3)")
     made.add_argument("--limit", type=int, default=0, help="only the first so many problems")
+    made.add_argument("--skip-broken", action="store_true", help=SKIP_BROKEN)
     made.add_argument(
         "--scaling", choices=SCALINGS, default="vanilla", help="what later turns are shown of earlier ones"
     )
@@ -94,7 +97,7 @@ def settings_of(args: argparse.Namespace) -> tuple[Settings, policies.Policy, li
     config = resolve(args.recipe or policy.config, changes, args.set)
     if limit is not None and config.model.context > limit:
         config = resolve(args.recipe or policy.config, [*changes, f"model.context={limit}"], args.set)
-    problems = load(args.problems)
+    problems = load_problems(args.problems, args.skip_broken)
     problems = problems[: args.limit] if args.limit else problems
     identity = problem_identity(args.problems, problems)
     named = args.degenerate or (SHIPPED_LIST if SHIPPED_LIST.is_file() else None)

@@ -7,13 +7,14 @@ named: numbers of two questions never end up in one file.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from env.files import write_atomic
-from env.problems import ProblemError
+from env.problems import ProblemError, load
 from env.records import Problem, sha256
 from rl import settings as setting_texts
 from rl.checkpoint import changed_settings
@@ -77,6 +78,18 @@ def check_references(references: Sequence[str], device: str) -> None:
             "--reference compile needs a GPU: on the CPU times are modelled from operators, and a compiled reference "
             "has no measured time to compare with. Use --reference eager here, or --device cuda"
         )
+
+
+SKIP_BROKEN = "go on without files, lines or rows that are no problem, and say which; without this they are an error"
+
+
+def load_problems(spec: str | Path, skip_broken: bool = False) -> list[Problem]:
+    """Problems, as `env.problems.load`; with skip_broken what isn't one is left out, and said on standard error."""
+    broken: list[str] = []
+    problems = load(spec, broken if skip_broken else None)
+    for fault in broken:
+        print(f"left out: {fault}", file=sys.stderr)
+    return problems
 
 
 def problem_identity(spec: str, problems: Sequence[Problem]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ while (($#)); do
         --plan) # its value may be missing
             options+=("$1")
             if [[ $# -ge 2 && "$2" != -* ]]; then options+=("$2"); shift; fi ;;
-        --*=*) options+=("$1") ;;
+        --*=* | --skip-broken) options+=("$1") ;;
         --*) [[ $# -ge 2 ]] || fail "$1 needs a value"; options+=("$1" "$2"); shift ;;
         *) positional+=("$1") ;;
     esac

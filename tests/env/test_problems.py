@@ -185,6 +185,73 @@ def test_other_entry_point_is_looked_for_as_a_word(tmp_path):
         load_file(path)
 
 
+# Broken ones among sound ones -----------------------------------------------------------------------------------------
+
+
+def test_paths_may_be_text(tmp_path):
+    path = put(tmp_path / "level3" / "1_a.py")
+    assert load_file(str(path)) == load_file(path)
+    assert load_file(str(path), str(tmp_path)).id == "level3/1_a"
+
+
+def test_all_bad_files_of_a_folder_are_named_with_a_way_on(tmp_path):
+    put(tmp_path / "level1" / "1_a.py")
+    put(tmp_path / "level1" / "2_b.py", "x = 1")
+    put(tmp_path / "level1" / "3_c.py", SOURCE.replace("def get_inputs", "de get_inputs"))
+    (tmp_path / "level1" / "4_d.py").write_bytes(b"\xff\xfe")
+    put(tmp_path / "aside.py", "print()")
+    with pytest.raises(ProblemError) as error:
+        load(tmp_path)
+    told = str(error.value)
+    for words in (
+        "2_b.py: not a KernelBench problem: it has no 'class Model'",
+        "3_c.py: not a KernelBench problem: SyntaxError: invalid syntax (line 9: 'de get_inputs():')",
+        "4_d.py: not text in UTF-8",
+        "1 of 4 are sound",
+        "--skip-broken",
+    ):
+        assert words in told
+    assert "aside" not in told
+    broken = []
+    assert [problem.id for problem in load(str(tmp_path), broken)] == ["level1/1_a"]
+    assert [words.partition(".py:")[0][-3:] for words in broken] == ["2_b", "3_c", "4_d"]
+
+
+def test_many_bad_files_are_named_up_to_ten_and_counted(tmp_path):
+    put(tmp_path / "good.py")
+    for number in range(15):
+        put(tmp_path / f"{number}.py", "x = 1")
+    with pytest.raises(ProblemError) as error:
+        load(tmp_path)
+    assert str(error.value).count("not a KernelBench problem") == 10 and "and 5 more" in str(error.value)
+
+
+def test_where_nothing_is_sound_nothing_is_left_out(tmp_path):
+    put(tmp_path / "1.py", "x = 1")
+    put(tmp_path / "2.py", "x = 2")
+    broken = []
+    with pytest.raises(ProblemError, match="nothing in it is a problem") as error:
+        load(tmp_path, broken)
+    assert "1.py" in str(error.value) and "2.py" in str(error.value) and broken == []
+
+
+def test_bad_lines_and_rows_are_named_or_left_out_as_well(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join([json.dumps({"id": "x", "reference": SOURCE}), "{", '{"id": "y", "reference": "x = 1"}']))
+    with pytest.raises(ProblemError, match=r"(?s)a\.jsonl:2: .*a\.jsonl:3: .*1 of 3 are sound"):
+        load(path)
+    broken = []
+    assert [problem.id for problem in load(path, broken)] == ["x"] and len(broken) == 2
+
+    rows = table(tmp_path / "tables" / "b.parquet", code=[SOURCE, None, "x = 1"], id=[1, 2, 3])
+    with pytest.raises(ProblemError, match=r"(?s)row 1: code is empty.*row 2: not a KernelBench"):
+        load(rows)
+    rows.with_name("c.parquet").write_bytes(b"PAR1")
+    broken = []
+    assert [problem.id for problem in load(rows.parent, broken)] == ["1"]
+    assert ["row 1" in broken[0], "row 2" in broken[1], "c.parquet: not a parquet" in broken[2]] == [True] * 3
+
+
 # Tables ---------------------------------------------------------------------------------------------------------------
 
 

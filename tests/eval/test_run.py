@@ -288,7 +288,7 @@ def test_what_is_no_model_is_refused(model, words, tmp_path):
         run.main(arguments(tmp_path, model=model))
 
 
-def test_a_problem_folder_with_broken_files(tmp_path, judges):
+def test_a_problem_folder_with_broken_files(tmp_path, judges, capsys):
     folder = tmp_path / "problems"
     folder.mkdir()
     whole = "class Model: pass\ndef get_inputs(): pass\ndef get_init_inputs(): pass\n"
@@ -300,6 +300,9 @@ def test_a_problem_folder_with_broken_files(tmp_path, judges):
     with pytest.raises(ProblemError, match=r"2_broken\.py.*UTF-8"):
         run.main(arguments(tmp_path / "out", problems=str(folder)))
     assert not (tmp_path / "out").exists()
+    settings, _, problems = run.settings_of(arguments(tmp_path / "out", "--skip-broken", problems=str(folder)))
+    assert [problem.id for problem in problems] == ["1_good"] and settings.problems["count"] == 1
+    assert f"left out: {folder / '2_broken.py'}: not text in UTF-8" in capsys.readouterr().err
 
 
 def test_references_that_fail_are_named_and_count_for_nobody(tmp_path, judges, monkeypatch):
@@ -327,7 +330,7 @@ def test_numbers_that_mean_nothing_are_refused(tmp_path, option):
 
 
 def test_the_plan_shows_its_arithmetic_and_writes_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run, "load", lambda spec: [None] * 250)
+    monkeypatch.setattr(run, "load_problems", lambda spec, skip_broken: [None] * 250)
     monkeypatch.setattr(run, "problem_identity", lambda spec, problems: {"count": len(problems)})
     options = ("--samples", "8", "--turns", "3", "--plan", "4", "--evaluators", "8")
     run.main(arguments(tmp_path / "out", *options))
@@ -353,7 +356,8 @@ def test_the_script_says_what_it_wants(tmp_path):
         )  # fmt: skip
 
     assert "give a model and a problem set" in script().stderr
-    out = script("teacher", "generator:heldout:3", "--device", "cpu", "--plan", "1.5", "--run", str(tmp_path / "x"))
+    run_to = ("--run", str(tmp_path / "x"))
+    out = script("teacher", "generator:heldout:3", "--skip-broken", "--device", "cpu", "--plan", "1.5", *run_to)
     assert out.returncode == 0 and "3 problems x 8 samples x 3 turns = 72 verdicts" in out.stdout
     assert not (tmp_path / "x").exists()
 
