@@ -31,8 +31,10 @@ from env.worker import ForkServer, Worker, WorkerDied, WorkerTimeout, is_running
 
 HOG_LIMIT = 768 << 20
 _LEFT_BEHIND = "kernel-judge-dr"
+NOT_TRIED = "couldn't be tried"
 # A candidate that gets through one of these must not be run, whatever the layers claim.
-_MUST_BE_REFUSED = ("write outside its folder", "reach the network", "leave a process behind")
+_REACHED = ("write outside its folder", "reach the network")
+_MUST_BE_REFUSED = (*_REACHED, "leave a process behind")
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ def _reach(server: ForkServer) -> list[Finding]:
             port=listener.getsockname()[1],
         )  # fmt: skip
         facts = _facts(server, source)
+    if "" in facts:  # the probe found nothing
+        return [_finding("tried", name, False, f"{NOT_TRIED}: {facts['']}") for name in _REACHED]
     return [_finding("tried", name, answer.startswith("refused"), answer) for name, answer in facts.items()]
 
 
@@ -105,12 +109,12 @@ def _leave_behind(server: ForkServer) -> Finding:
         started = _load(worker, probes.fill(probes.LEAVE_BEHIND, name=_LEFT_BEHIND))["ok"]
         pids = hostmemory.descendants(worker.supervisor)[0]
     except (WorkerDied, WorkerTimeout) as error:
-        return _finding("tried", "leave a process behind", False, f"couldn't be tried: {error}")
+        return _finding("tried", "leave a process behind", False, f"{NOT_TRIED}: {error}")
     finally:
         worker.end()
     left = [pid for pid in pids if is_running(pid)]
     if not started or len(pids) < 2:
-        return _finding("tried", "leave a process behind", False, "couldn't be tried: no process was started")
+        return _finding("tried", "leave a process behind", False, f"{NOT_TRIED}: no process was started")
     ended = f"refused: {len(pids)} processes ended with the worker"
     return _finding("tried", "leave a process behind", not left, f"done: {len(left)} left" if left else ended)
 
@@ -120,9 +124,11 @@ def _exhaust(server: ForkServer) -> list[Finding]:
     worker = server.fork()
     try:
         _load(worker, probes.fill(probes.HOG, mebibytes=(HOG_LIMIT >> 20) + 512))
-        memory = _finding("tried", "fill the memory", False, f"done: {512} MiB over its limit and not ended")
+        memory = _finding("tried", "fill the memory", False, "done: 512 MiB over its limit and not ended")
     except (WorkerDied, WorkerTimeout) as error:
-        memory = _finding("tried", "fill the memory", getattr(error, "oom", False), f"refused: {error}")
+        ended = getattr(error, "oom", False)
+        said = f"refused: ended at its limit of {HOG_LIMIT / 2**30:.2f} GiB of host memory"
+        memory = _finding("tried", "fill the memory", ended, said if ended else f"{NOT_TRIED}: {error}")
     finally:
         worker.end()
     wanted = isolation.MAX_PROCESSES + 100
@@ -133,7 +139,8 @@ def _exhaust(server: ForkServer) -> list[Finding]:
         verb = "refused" if count <= isolation.MAX_PROCESSES else "done"
         bomb = _finding("tried", "fork bomb", verb == "refused", f"{verb}: {count} of {wanted} processes")
     except (WorkerDied, WorkerTimeout) as error:
-        bomb = _finding("tried", "fork bomb", getattr(error, "oom", False), f"refused: {error}")
+        ended = getattr(error, "oom", False)
+        bomb = _finding("tried", "fork bomb", ended, f"{'refused' if ended else NOT_TRIED}: {error}")
     finally:
         worker.end()
     return [memory, bomb]
@@ -249,7 +256,10 @@ def examine(device: str) -> dict:
         finally:
             server.close()
         through = [f for f in findings if f.name in _MUST_BE_REFUSED and not f.ok]
-        missing += [f"a worker could {finding.name} ({finding.detail})" for finding in through]
+        missing += [
+            f"a worker {'may' if finding.detail.startswith(NOT_TRIED) else 'could'} {finding.name} ({finding.detail})"
+            for finding in through
+        ]
         findings += measurable(device)
     return {
         "minimum_met": not missing,
@@ -280,6 +290,8 @@ def render(report: dict) -> str:
                 ("refused", "POSSIBLE") if area == "tried" else ("on", "OFF") if area == "layer" else ("yes", "NO")
             )
             state = "-" if row["ok"] is None else good if row["ok"] else bad
+            if row["detail"].startswith(NOT_TRIED):
+                state = "UNKNOWN"
             detail = row["detail"].removeprefix("refused: ").removeprefix("done: ")
             lines.append(f"  {row['name']:<30}{state:<10}{detail}".rstrip())
             if row["advice"]:
@@ -303,7 +315,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--device", choices=("cpu", "cuda"), default=None, help="default: cuda where a GPU is visible")
     args = parser.parse_args(argv)
-    report = examine(args.device or ("cuda" if Path("/dev/nvidiactl").exists() else "cpu"))
+    try:
+        report = examine(args.device or ("cuda" if Path("/dev/nvidiactl").exists() else "cpu"))
+    except KeyboardInterrupt:
+        print("env.doctor: stopped by Ctrl-C; nothing is known", file=sys.stderr)
+        return 130
     print(json.dumps(report, indent=1) if args.json else render(report))
     return 0 if report["minimum_met"] else 1
 

@@ -285,8 +285,8 @@ class Watch:
             used = private + watched.shared
         watched.used = used
         if used > self.limit:
-            over = (used - self.limit) / (1 << 30)
-            return f"host memory: {over:.2f} GiB over the limit of {self.limit / (1 << 30):.2f} GiB"
+            # By how much is chance: whoever takes too much is ended as soon as it is seen.
+            return f"host memory: over the limit of {self.limit / (1 << 30):.2f} GiB"
         watched.next_look = now + min(
             _interval(self.limit - used), _interval(self.machine.available - self.machine.floor)
         )

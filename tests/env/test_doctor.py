@@ -9,8 +9,8 @@ import pytest
 from env import doctor, doctor_probes, isolation
 from env.worker import ForkServer
 
-# Two examinations, each with a fork server of its own that imports torch.
-pytestmark = pytest.mark.budget(60)
+# Three examinations, each with a fork server of its own that imports torch.
+pytestmark = pytest.mark.budget(80)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_everything_is_tried_and_reported(examined):
         "leave a process behind", "fill the memory", "fork bomb",
     }  # fmt: skip
     assert all(finding["detail"].startswith("refused") for finding in tried.values() if finding["ok"])
-    assert "host memory" in tried["fill the memory"]["detail"]
+    assert tried["fill the memory"]["detail"] == "refused: ended at its limit of 0.75 GiB of host memory"
     layers = named(examined, "layer")
     assert set(layers) >= {"seccomp", "own uid", "pid namespace", "nothing outlives it"}
     assert named(examined, "measure")["Triton's interpreter"] == {
@@ -79,6 +79,25 @@ def test_every_layer_has_advice(fork_server):
     assert isinstance(fork_server, ForkServer)
     assert set(fork_server.isolation) - set(doctor_probes.ADVICE) == set()
     assert "user namespace" in doctor_probes.ADVICE
+
+
+def test_what_could_not_be_tried_is_not_taken_for_refused(monkeypatch, quick):
+    monkeypatch.setattr(doctor, "_facts", lambda server, source: {"": "the worker ended: killed"})
+    report = doctor.examine("cpu")
+    assert not report["minimum_met"] and len(report["missing"]) == 2
+    assert report["missing"][1] == "a worker may reach the network (couldn't be tried: the worker ended: killed)"
+    row = next(line for line in doctor.render(report).splitlines() if line.startswith("  reach the network"))
+    assert row.split(maxsplit=3)[3].startswith("UNKNOWN   couldn't be tried") and "POSSIBLE" not in row
+
+
+def test_an_examination_that_is_stopped_claims_nothing(monkeypatch, capsys):
+    def stopped(device: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "examine", stopped)
+    assert doctor.main([]) == 130
+    shown = capsys.readouterr()
+    assert shown.out == "" and "stopped by Ctrl-C" in shown.err
 
 
 def test_machine_that_cannot_start_workers(monkeypatch, quick):
