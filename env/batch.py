@@ -1,9 +1,9 @@
 """Judge many candidates: `python -m env.batch IN.jsonl OUT.jsonl [--gpus all|0,1 | --ray ADDRESS]`.
 
-Runs in the driver. A line in has `id`, `reference`, `candidate` (source) or `raw_response` (a model's whole answer),
-and `entry_point` where the reference class isn't called Model; a line out has `id` and `verdict`, in the order in which
+Runs in the driver. A line in is a question (`env.questions`); a line out has `id` and `verdict`, in the order in which
 they are reached. Each verdict is on disk before the next is waited for; run again, it goes on where it stopped. Exits
-with 0 when all have a verdict, 2 where the question can't be asked, 130 or 143 where Ctrl-C or SIGTERM came first.
+with 0 when all have a verdict, 2 where the questions can't be asked (there are none, one is no question, OUT can't be
+written), 130 or 143 where Ctrl-C or SIGTERM came first.
 """
 
 from __future__ import annotations
@@ -21,71 +21,29 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from env.commands import CPU, CUDA, Stopped, StopSignals, add_rule_options, chosen_rules, gpu_list
-from env.extract import candidate_source
+from env.commands import (
+    CPU,
+    CUDA,
+    Stopped,
+    StopSignals,
+    add_rule_options,
+    check_input,
+    check_output,
+    chosen_rules,
+    gpu_list,
+    slot_count,
+)
+from env.files import explained
 from env.pool import Pool, PoolError
+from env.questions import candidate_sha256, misread, problem_of, read_questions, response_of
 from env.ray_pool import RayPool
-from env.records import Problem, sha256
 from env.rules import Rules
+
+NEEDED = "a file of JSON lines, each with id, reference, and candidate or raw_response"
 
 
 class BatchError(ValueError):
-    """A line that isn't a question: says which line and what it needs."""
-
-
-def read_questions(path: Path) -> list[dict[str, Any]]:
-    """Check every line before anything is judged. Raises BatchError naming the line."""
-    questions, seen = [], set()
-    try:
-        text = path.read_text(encoding="utf-8", errors="surrogatepass")
-    except UnicodeDecodeError as error:
-        raise BatchError(f"{path}: not text in UTF-8 ({error.reason} at byte {error.start})") from error
-    # Not splitlines(): JSON may hold U+2028 and U+0085 as they are, which Python takes for line ends.
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            question = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise BatchError(f"{path}:{number}: not JSON ({error})") from error
-        kinds = [
-            key
-            for key in ("candidate", "raw_response")
-            if isinstance(question, dict) and isinstance(question.get(key), str)
-        ]
-        if len(kinds) != 1 or not isinstance(question.get("reference"), str) or "id" not in question:
-            raise BatchError(
-                f"{path}:{number}: needs 'id', 'reference' and one of 'candidate' or 'raw_response', "
-                "the last two as text"
-            )
-        entry_point = question.get("entry_point", "Model")
-        if not isinstance(entry_point, str) or not entry_point.isidentifier():
-            raise BatchError(f"{path}:{number}: entry_point is {entry_point!r}, not the name of a class")
-        key = json.dumps(question["id"])
-        if key in seen:
-            raise BatchError(f"{path}:{number}: the id {key} stands on an earlier line")
-        seen.add(key)
-        questions.append(question)
-    return questions
-
-
-def problem_of(question: dict[str, Any]) -> Problem:
-    return Problem(
-        id=str(question["id"]), source=question["reference"], entry_point=question.get("entry_point", "Model")
-    )
-
-
-def _response(question: dict[str, Any]) -> tuple[str, bool]:
-    """(what is to be judged, whether it is a model's whole answer)."""
-    raw = "raw_response" in question
-    return question["raw_response" if raw else "candidate"], raw
-
-
-def _candidate_sha256(question: dict[str, Any]) -> str:
-    """What the evaluator writes into the verdict: the digest of the source that it judges."""
-    response, raw = _response(question)
-    source = candidate_source(response, raw, question.get("entry_point", "Model"))
-    return sha256(response if source is None else source)
+    """An OUT.jsonl that can't be used: says why and what to do."""
 
 
 # What is there already -----------------------------------------------------------------------------------------------
@@ -142,7 +100,7 @@ def _difference(question: dict[str, Any], verdict: dict[str, Any], rules: Rules,
 
     if differs(verdict.get("problem_sha256"), problem_of(question).sha256):
         return "another reference"
-    if differs(verdict.get("candidate_sha256"), _candidate_sha256(question)):
+    if differs(verdict.get("candidate_sha256"), candidate_sha256(question)):
         return "another candidate"
     kind = verdict.get("time_kind")
     if differs(kind and (CPU if kind == "modelled" else CUDA), device):
@@ -159,8 +117,10 @@ def _difference(question: dict[str, Any], verdict: dict[str, Any], rules: Rules,
 
 @contextlib.contextmanager
 def _alone_on(path: Path) -> Iterator[IO[str]]:
-    """OUT.jsonl opened to add lines, by one batch at a time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """OUT.jsonl opened to add lines, by one batch at a time. A folder that is made for it is said."""
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        print(f"env.batch: {path.parent} is new: made for OUT.jsonl", file=sys.stderr)
     with open(path, "a", encoding="utf-8") as out:
         try:
             fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -171,42 +131,68 @@ def _alone_on(path: Path) -> Iterator[IO[str]]:
 
 def _write(out: IO[str], ids: list, verdict: dict[str, Any]) -> None:
     """On disk when this returns."""
-    out.writelines(json.dumps({"id": question_id, "verdict": verdict}) + "\n" for question_id in ids)
-    out.flush()
-    os.fsync(out.fileno())
+    with explained(Path(out.name)):
+        out.writelines(json.dumps({"id": question_id, "verdict": verdict}) + "\n" for question_id in ids)
+        out.flush()
+        os.fsync(out.fileno())
 
 
 def judge_all(
     pool: Pool | RayPool, questions: list[dict[str, Any]], out: IO[str], bar: tqdm, signals: StopSignals
-) -> None:
-    """Judge what is left and write each verdict as it comes. Stopped, it still writes what is there by then."""
-    ids: dict[Future, list] = {}
+) -> list[str]:
+    """Judge what is left and write each verdict as it comes. Stopped, it still writes what is there by then.
+
+    Returns the ids (as JSON) of candidates that don't compile since they were handed over as something else.
+    """
+    asked: dict[Future, list[dict[str, Any]]] = {}
     for question in questions:
-        response, raw = _response(question)
+        response, raw = response_of(question)
         future = pool.submit(problem_of(question), response, raw=raw)
-        ids.setdefault(future, []).append(question["id"])
+        asked.setdefault(future, []).append(question)
+    misunderstood: list[str] = []
 
     def note(future: Future) -> None:
-        mine = ids.pop(future)
-        _write(out, mine, future.result().to_json())
+        mine, verdict = asked.pop(future), future.result()
+        _write(out, [question["id"] for question in mine], verdict.to_json())
         bar.update(len(mine))
+        if misread(verdict, *response_of(mine[0]), mine[0].get("entry_point", "Model")):
+            misunderstood.extend(json.dumps(question["id"]) for question in mine)
 
     try:
-        for future in as_completed(list(ids)):
+        for future in as_completed(list(asked)):
             with signals.held():
                 note(future)
     except Stopped:
-        for future in [future for future in ids if future.done() and not future.cancelled()]:
+        for future in [future for future in asked if future.done() and not future.cancelled()]:
             note(future)
         raise
+    return misunderstood
+
+
+def _so_far(path: Path) -> str:
+    """What a batch that was stopped leaves behind. Only reads: OUT.jsonl may be another batch's."""
+    try:
+        count = sum(_done_row(line) is not None for line in path.read_bytes().splitlines(keepends=True))
+    except OSError:
+        count = 0
+    if not count:
+        return "there is no verdict yet, the same command begins anew"
+    return f"the verdicts so far are in {path} ({count} of them), the same command goes on from there"
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m env.batch", description="Judge many candidates.")
-    parser.add_argument("questions", type=Path, metavar="IN.jsonl")
-    parser.add_argument("verdicts", type=Path, metavar="OUT.jsonl")
+    parser = argparse.ArgumentParser(
+        prog="python -m env.batch",
+        description="Judge many candidates. Stopped or killed, the same command goes on where it was.",
+        epilog="A line of IN.jsonl: id; reference; candidate (source) or raw_response (a model's whole answer); "
+        "entry_point where the reference class isn't called Model; meta for what is yours. Other keys, ids that come "
+        "twice and a file without any line are refused before anything is judged. A line of OUT.jsonl: id, verdict. "
+        "Ends with 0 when all have a verdict, 2 where that can't be, 130 or 143 when stopped.",
+    )
+    parser.add_argument("questions", type=Path, metavar="IN.jsonl", help="what is to be judged, one question a line")
+    parser.add_argument("verdicts", type=Path, metavar="OUT.jsonl", help="gets the verdicts; its folder is made")
     parser.add_argument("--gpus", type=gpu_list, default=[], help="all, or 0,1: GPUs to judge on, one evaluator each")
-    parser.add_argument("--slots", type=int, default=0, help="evaluators; default: one a GPU, or one a core")
+    parser.add_argument("--slots", type=slot_count, default=0, help="evaluators; default: one a GPU, or one a core")
     parser.add_argument(
         "--ray", metavar="ADDRESS", help="judge on all nodes of a Ray cluster: HOST:PORT of its head, or auto"
     )
@@ -225,10 +211,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"env.batch: {error}", file=sys.stderr)
         return 2
     except Stopped as stop:
-        print(
-            f"env.batch: {stop}; the verdicts so far are in {args.verdicts}, the same command goes on from there",
-            file=sys.stderr,
-        )
+        print(f"env.batch: {stop}; {_so_far(args.verdicts)}", file=sys.stderr)
         return stop.code
     return 0
 
@@ -240,6 +223,8 @@ def _opened(args: argparse.Namespace, rules: Rules) -> Pool | RayPool:
 
 
 def _run(args: argparse.Namespace, signals: StopSignals) -> None:
+    check_input("IN.jsonl", args.questions, NEEDED)
+    check_output("OUT.jsonl", args.verdicts)
     if args.verdicts.exists() and args.verdicts.samefile(args.questions):
         raise BatchError(f"{args.verdicts}: questions and verdicts are the same file; give another OUT.jsonl")
     rules = chosen_rules(args)
@@ -254,8 +239,15 @@ def _run(args: argparse.Namespace, signals: StopSignals) -> None:
             _opened(args, rules) as pool,
             tqdm(total=len(questions), initial=len(questions) - len(left), unit="verdict", desc="judging") as bar,
         ):
-            judge_all(pool, left, out, bar, signals)
+            misunderstood = judge_all(pool, left, out, bar, signals)
             signals.ignore()
+    if misunderstood:
+        shown = ", ".join(misunderstood[:5]) + (", …" if len(misunderstood) > 5 else "")
+        print(
+            f"env.batch: {len(misunderstood)} compile_error (ids {shown}): a whole answer goes under raw_response, "
+            "plain source under candidate, and here it seems to be the other way round",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

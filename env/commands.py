@@ -1,4 +1,5 @@
-"""What `env.evaluate` and `env.batch` share: options that choose the rules, an orderly end on Ctrl-C or SIGTERM.
+"""What `env.evaluate`, `env.batch` and `env.serve` share: options that choose the rules, checks of what the command
+line names, an orderly end on Ctrl-C or SIGTERM.
 
 Runs in the driver.
 """
@@ -7,9 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+from env.files import existing
 from env.rules import PRECISIONS, PROFILES, REFERENCES, TIMES, Rules, rules_for
 
 CPU, CUDA = "cpu", "cuda"
@@ -122,3 +127,57 @@ def gpu_list(text: str) -> list[str] | None:
     if "" in names or len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"{text!r}: give all, or each GPU once, as in 0,1")
     return names
+
+
+def whole_number(least: int, instead: str = "") -> Callable[[str], int]:
+    """The type of an option that takes whole numbers from `least` on. instead: what to do if less was wanted."""
+
+    def convert(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{text}: at least {least}{f'; {instead}' if instead else ''}")
+        return number
+
+    return convert
+
+
+# 0 would be silently the same as the default.
+slot_count = whole_number(1, "leave it out for one a GPU, or one a core")
+
+
+# Files that the command line names -----------------------------------------------------------------------------------
+
+
+def check_input(argument: str, path: Path, wanted: str) -> None:
+    """Raises ValueError where a file can't be read: which argument, which path, and what to give instead."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(f"{argument} {path}: no such file; give {wanted}") from error
+    except OSError as error:
+        raise ValueError(f"{argument} {path}: can't be read ({error.strerror}); give {wanted}") from error
+    if stat.S_ISDIR(mode):
+        raise ValueError(f"{argument} {path}: a folder, not a file; give {wanted}")
+    if not os.access(path, os.R_OK):
+        raise ValueError(f"{argument} {path}: may not be read by this user; chmod it, or give {wanted}")
+
+
+def check_output(argument: str, path: Path) -> None:
+    """Raises ValueError where a file can't be written, or its folder can't be made: before anything takes long."""
+    what = f"{argument} {path}"
+    if path.is_dir():
+        raise ValueError(f"{what}: a folder; give the name of a file in it")
+    if path.exists():
+        if not path.is_file():
+            raise ValueError(f"{what}: no ordinary file, and what is written must be kept; give the name of a file")
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise ValueError(f"{what}: may not be read and written by this user; chmod it, or give another file")
+        return
+    above = existing(path.parent)
+    if not above.is_dir():
+        raise ValueError(f"{what}: {above} is no folder; give another file")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"{what}: this user may not write to {above}; give a file elsewhere")

@@ -1,7 +1,7 @@
 """Judge one candidate: `python -m env.evaluate REFERENCE CANDIDATE [--json] [--device cpu|cuda]`.
 
-Runs in the driver. Exits 0 whenever a verdict was reached, 2 where the question can't be asked (no such file, no
-device), 130 or 143 where Ctrl-C or SIGTERM came first.
+Runs in the driver. Exits 0 whenever a verdict was reached, 2 where the question can't be asked (no such file, no text,
+no device), 130 or 143 where Ctrl-C or SIGTERM came first.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import os
 import sys
 from pathlib import Path
 
-from env.commands import Stopped, StopSignals, add_rule_options, chosen_rules
+from env.commands import Stopped, StopSignals, add_rule_options, check_input, chosen_rules
 from env.feedback import is_tie, kernel_name, reasons
 from env.plaintext import harmless
 from env.pool import Pool, PoolError
-from env.problems import load_file
+from env.problems import ProblemError, load_file
+from env.questions import misread
 from env.records import Verdict
 
 MAX_ROWS = 20
@@ -78,6 +79,23 @@ def _kernels(verdict: Verdict) -> list[str]:
     return lines
 
 
+def read_candidate(path: Path) -> str:
+    """A candidate's file. Raises ValueError where it isn't text: what the judge gets has to be what the file holds."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"CANDIDATE {path}: not text in UTF-8 ({error.reason} at byte {error.start}); give a Python file, saved as "
+            "UTF-8"
+        ) from error
+
+
+_HINTS = {
+    "answer": "this looks like a model's whole answer: with --raw the code in it is judged",
+    "source": "this looks like plain source: without --raw it is judged as it is",
+}
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m env.evaluate", description="Judge one candidate against a reference."
@@ -98,17 +116,28 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--entry-point {args.entry_point!r} can't be the name of a class")
     try:
         rules = chosen_rules(args)
+        check_input("REFERENCE", args.problem, f"a file with class {args.entry_point}, get_inputs and get_init_inputs")
+        check_input(
+            "CANDIDATE",
+            args.candidate,
+            f"a Python file with class {args.entry_point}New, or with --raw a model's whole answer",
+        )
         problem = load_file(args.problem, entry_point=args.entry_point)
-        response = args.candidate.read_text(encoding="utf-8", errors="surrogateescape")
+        response = read_candidate(args.candidate)
         with StopSignals() as signals, Pool(args.device, slots=1, seed=args.seed, rules=rules, lanes=1) as pool:
             verdict = pool.submit(problem, response, raw=args.raw).result()
             signals.ignore()
+    except ProblemError as error:
+        print(f"env.evaluate: REFERENCE {error}", file=sys.stderr)
+        return 2
     except (OSError, ValueError, PoolError) as error:
         print(f"env.evaluate: {error}", file=sys.stderr)
         return 2
     except Stopped as stop:
         print(f"env.evaluate: {stop}; there is no verdict", file=sys.stderr)
         return stop.code
+    if seems := misread(verdict, response, args.raw, args.entry_point):
+        print(f"env.evaluate: {args.candidate}: {_HINTS[seems]}", file=sys.stderr)
     try:
         print(json.dumps(verdict.to_json()) if args.json else render_text(verdict), flush=True)
     except BrokenPipeError:  # the reader (head, less) has had enough

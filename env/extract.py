@@ -155,8 +155,16 @@ def inspect_source(source: str, entry_point: str = "Model") -> StaticReport:
             error=f"The source is too large to be judged: {size:,} characters outside comments, at most "
             f"{MAX_CODE_CHARS:,} are read."
         )
+    if "\0" in source:
+        line = source.count("\n", 0, source.index("\0")) + 1
+        return StaticReport(error=f"The source isn't text: a null byte in line {line}.")
     try:
         tree = _parse(source)
+    except UnicodeEncodeError as error:
+        line = source.count("\n", 0, error.start) + 1
+        return StaticReport(
+            error=f"The source isn't text: half a surrogate pair in line {line}, which no file can hold."
+        )
     except SyntaxError as error:
         line = (error.text or "").strip()[:120]
         return StaticReport(error=f"SyntaxError: {error.msg} (line {error.lineno}: {line!r})")

@@ -25,7 +25,7 @@ from typing import Any
 
 from env.evaluator import Setup
 from env.files import remove_tree
-from env.records import Problem, Verdict
+from env.records import UNPROVEN, Problem, Verdict
 from env.room import SHORT
 from env.rules import Rules, rules_for
 from env.tickets import PoolError, Ticket, Tickets
@@ -66,8 +66,13 @@ def visible_gpus() -> list[str]:
     return [str(number) for number, line in enumerate(listing.splitlines()) if line.startswith("GPU ")]
 
 
-def refuse_settings(device: str, slots: int, lanes: int, rules: Rules | None) -> None:
-    """Raises PoolError for what no pool can do, here or on a cluster."""
+def refuse_settings(device: str, slots: int, lanes: int, rules: Rules | None, seed: int | None = None) -> None:
+    """Raises PoolError for what no pool can do, here or on a cluster, and TypeError for what is no setting at all."""
+    for name, value in (("slots", slots), ("lanes", lanes), ("seed", 0 if seed is None else seed)):
+        if not hasattr(value, "__index__"):
+            raise TypeError(f"{name} is {value!r}, a {type(value).__name__}: it has to be a whole number")
+    if rules is not None and not isinstance(rules, Rules):
+        raise TypeError(f"rules is {rules!r:.80}, a {type(rules).__name__}: give env.rules.rules_for(PROFILE, DEVICE)")
     if device not in ("cpu", "cuda"):
         raise PoolError(f"unknown device {device!r}: use 'cpu' or 'cuda'")
     if device == "cpu" and rules is not None and rules.reference == "compile":
@@ -106,13 +111,17 @@ class Pool:
         gpus: list[str] | None = None,
         standby: bool | None = None,
     ):
-        refuse_settings(device, slots, lanes, rules)
+        refuse_settings(device, slots, lanes, rules, seed)
+        if gpus is not None and (isinstance(gpus, str) or not all(isinstance(gpu, str) for gpu in gpus)):
+            raise TypeError(f"gpus is {gpus!r}: it has to be a list of names, as in ['0', '1']")
         visible = visible_gpus() if device == "cuda" else []
         if device == "cuda" and not visible:
             raise PoolError("no GPU is visible (nvidia-smi -L lists none): use --device cpu, or check the driver")
         unknown = [gpu for gpu in gpus or [] if gpu not in visible]
         if unknown:
             raise PoolError(f"no such GPU: {', '.join(unknown)}; visible: {', '.join(visible) or 'none'}")
+        if device == "cuda" and gpus is not None and not gpus:
+            raise PoolError("gpus is an empty list: nobody would judge; None means all that are visible")
         gpus = visible if gpus is None else gpus
         if device == "cuda" and slots > len(gpus):
             raise PoolError(
@@ -120,7 +129,7 @@ class Pool:
             )
         count = slots or (len(gpus) if device == "cuda" else os.cpu_count() or 1)
         self.device = device
-        self.rules = rules or rules_for(device=device)
+        self.rules = (rules or rules_for(device=device)).on(device)
         self.secret = secrets.randbits(60) if seed is None else seed
         self.lanes = lanes or usual_lanes(device)
         self.info: dict[str, Any] = {}
@@ -166,7 +175,7 @@ class Pool:
         """Queue a candidate. The future's result is a Verdict; it never raises for what a candidate does.
 
         raw: `response` is a model's whole answer, its code is extracted. Equal answers to equal problems are judged
-        once.
+        once. Raises TypeError for arguments that are no question, PoolError once closed.
         """
         future, ticket = self._tickets.issue(problem, response, raw)
         if ticket is not None:
@@ -302,7 +311,7 @@ class Pool:
 
     def _finish(self, ticket: Ticket, verdict: Verdict) -> None:
         # What was too big alone on the device is too big the next time.
-        again = verdict.status == "infra_error" and SHORT not in verdict.evidence
+        again = verdict.status == "infra_error" and not {SHORT, UNPROVEN} & verdict.evidence.keys()
         if again and ticket.attempts < ATTEMPTS and not self._closing:
             (self._alone if ticket.alone else self._queue).put(ticket)
             return

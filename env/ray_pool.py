@@ -55,9 +55,9 @@ class RayPool:
         self, address: str = "auto", device: str = "cpu", slots: int = 0, seed: int | None = None,
         rules: Rules | None = None, lanes: int = 0,
     ):  # fmt: skip
-        refuse_settings(device, slots, lanes, rules)
+        refuse_settings(device, slots, lanes, rules, seed)
         self.device = device
-        self.rules = rules or rules_for(device=device)
+        self.rules = (rules or rules_for(device=device)).on(device)
         self.info: dict[str, Any] = {}
         self.judged: Counter[str] = Counter()
         self.refused: dict[str, str] = {}

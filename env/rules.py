@@ -21,8 +21,9 @@ class Rules:
     on top. tolerance: None for ours (by dtype, magnitude and output), else atol = rtol by dtype as `torch.allclose` has
     it, the largest precision first. mean_of: None for the paired, cold, interval-driven measurement, else the mean of
     that many warm calls a side. precision: float32 products on both sides, `ieee` or `tf32`. reference: run as it is or
-    through torch.compile. rewarded_time: which of the two measured times `speedup` is made of. max_host_gb: memory of
-    one worker process on the host. spares: workers kept warm beside those in use.
+    through torch.compile. rewarded_time: which of the two measured times `speedup` is made of. modelled: nothing is
+    timed (the CPU): `mean_of` and `rewarded_time` don't apply, and tf32 is a tolerance only. max_host_gb: memory of one
+    worker process on the host. spares: workers kept warm beside those in use.
     """
 
     name: str = "default"
@@ -33,6 +34,7 @@ class Rules:
     precision: str = "ieee"
     reference: str = "eager"
     rewarded_time: str = "eager"
+    modelled: bool = False
     compile_timeout_s: float = 60.0
     run_timeout_s: float = 30.0
     max_host_gb: float = 8.0
@@ -49,7 +51,15 @@ class Rules:
     def describe(self) -> str:
         """In a word or two, for the verdict: by which rules it was reached."""
         timed = f"mean of {self.mean_of} warm calls" if self.mean_of else f"{self.rewarded_time} time"
-        return f"{self.name}, float32 as {self.precision}, {self.reference} reference, {self.trials} trials, {timed}"
+        if self.modelled:
+            timed = "modelled time"
+        tolerated = self.modelled and self.precision == "tf32"
+        products = "float32 with the tolerance of tf32" if tolerated else f"float32 as {self.precision}"
+        return f"{self.name}, {products}, {self.reference} reference, {self.trials} trials, {timed}"
+
+    def on(self, device: str) -> Rules:
+        """The same rules as far as they apply on a device."""
+        return replace(self, modelled=device == "cpu")
 
 
 PROFILES = {
@@ -77,4 +87,4 @@ def rules_for(profile: str = "default", device: str = "cpu", **changes: object) 
     if profile not in PROFILES:
         raise ValueError(f"unknown verdict profile {profile!r}: use one of {', '.join(PROFILES)}")
     # On a GPU a worker's context takes a while, and the driver makes them one by one.
-    return replace(PROFILES[profile], **{"spares": 24 if device == "cuda" else 1, **changes})
+    return replace(PROFILES[profile], **{"spares": 24 if device == "cuda" else 1, **changes}).on(device)

@@ -19,7 +19,18 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from env.commands import CPU, CUDA, Stopped, StopSignals, add_rule_options, chosen_rules, gpu_list
+from env.commands import (
+    CPU,
+    CUDA,
+    Stopped,
+    StopSignals,
+    add_rule_options,
+    check_output,
+    chosen_rules,
+    gpu_list,
+    slot_count,
+    whole_number,
+)
 from env.pool import Pool, PoolError
 from env.rules import Rules
 from env.serve_front import Front
@@ -83,27 +94,36 @@ def serve(front: Front, app: object, listener: socket.socket, signals: _Signals)
     asyncio.run(server.serve(sockets=[listener]))
 
 
-def _positive(text: str) -> float:
-    value = float(text)
+def _amount(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
     return value
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535")
+    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m env.serve", description="Judge candidates over HTTP.")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind to; another than loopback needs a token")
-    parser.add_argument("--port", type=int, default=PORT, help=f"default {PORT}; 0 takes a free one and prints it")
+    parser.add_argument("--port", type=_port, default=PORT, help=f"default {PORT}; 0 takes a free one and prints it")
     parser.add_argument("--token-file", type=Path, help=f"a file (mode 600) with the token; else {TOKEN_VARIABLE}")
     parser.add_argument("--store", type=Path, default=Path("runs/serve/store.sqlite"), help="jobs and verdicts")
     parser.add_argument(
-        "--queue", type=int, default=10_000, help="candidates that may wait; more are told to come later"
+        "--queue", type=whole_number(1), default=10_000, help="candidates that may wait; more are told to come later"
     )
-    parser.add_argument("--rate", type=_positive, default=1000, help="jobs a second and address; 0: no limit")
-    parser.add_argument("--max-body-mb", type=int, default=32, help="size of a request")
-    parser.add_argument("--keep-days", type=_positive, default=30, help="verdicts older than this are removed; 0: none")
+    parser.add_argument("--rate", type=_amount, default=1000, help="jobs a second and address; 0: no limit")
+    parser.add_argument("--max-body-mb", type=whole_number(1), default=32, help="size of a request")
+    parser.add_argument("--keep-days", type=_amount, default=30, help="verdicts older than this are removed; 0: none")
     parser.add_argument("--gpus", type=gpu_list, default=[], help="all, or 0,1: GPUs to judge on, one evaluator each")
-    parser.add_argument("--slots", type=int, default=0, help="evaluators; default: one a GPU, or one a core")
+    parser.add_argument("--slots", type=slot_count, default=0, help="evaluators; default: one a GPU, or one a core")
     add_rule_options(parser)
     parser.set_defaults(device=None)
     return parser
@@ -114,8 +134,6 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.gpus != [] and args.device == CPU:
         parser.error("--gpus and --device cpu contradict each other")
-    if args.queue < 1 or args.max_body_mb < 1 or not 0 <= args.port < 65536:
-        parser.error("--queue and --max-body-mb start at 1, --port goes from 0 to 65535")
     args.device = args.device or (CPU if args.gpus == [] else CUDA)
     if missing := missing_packages():
         print(
@@ -134,10 +152,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, rules: Rules, signals: _Signals) -> int:
-    from env.serve_app import make_app
-
     token = read_token(args.token_file)
     check_address(args.host, token)
+    check_output("--store", args.store)
+    from env.serve_app import make_app
+
     with contextlib.closing(open_port(args.host, args.port)) as listener:
         store = Store(args.store, f"{args.device}: {rules.describe()}", args.queue)
         with contextlib.closing(store):

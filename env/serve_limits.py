@@ -55,7 +55,9 @@ def read_token(file: Path | None) -> str:
             with open(file, encoding="utf-8", errors="replace") as opened:
                 mode, token = os.fstat(opened.fileno()).st_mode, opened.read(4097).strip()
         except OSError as error:
-            raise LimitError(f"--token-file {file}: {error.strerror}") from error
+            raise LimitError(
+                f"--token-file {file}: can't be read ({error.strerror}); give a file of mode 600 that holds the token"
+            ) from error
         if stat.S_ISREG(mode) and mode & 0o077:
             raise LimitError(f"--token-file {file}: others may read it; chmod 600 {file}")
         source = f"--token-file {file}"

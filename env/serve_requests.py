@@ -1,6 +1,7 @@
 """From the JSON of a request to questions for the judge, in this project's own words. Runs in the driver.
 
-The fields are those of env.batch: `id`, `reference`, one of `candidate` and `raw_response`, `entry_point`.
+The fields are those of env.batch (`env.questions`): `id`, `reference`, one of `candidate` and `raw_response`,
+`entry_point`, `meta`; others are refused.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import uuid
 from typing import Any
 
 from env.extract import MAX_CHARS
+from env.questions import unknown_keys
 from env.store import Question
 
 MAX_BATCH = 256
@@ -73,6 +75,8 @@ def entry_point_of(data: dict[str, Any], where: str = "") -> str:
 def job_of(data: Any, where: str = "") -> tuple[str, Question]:
     """(id, question) of one of our own requests. Raises BadRequest; `where` says which of several it was."""
     an_object(data, f"{where or 'the body'}".strip(": "))
+    if wrong := unknown_keys(data):
+        raise BadRequest(f"{where}{wrong}")
     kinds = [key for key in ("candidate", "raw_response") if data.get(key) is not None]
     if len(kinds) != 1:
         raise BadRequest(f"{where}give one of 'candidate' (source) and 'raw_response' (a model's whole answer)")

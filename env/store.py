@@ -102,7 +102,8 @@ class Store:
     or of other rules.
     """
 
-    def __init__(self, path: Path, rules: str = "", queue_limit: int = 10_000):
+    def __init__(self, path: str | Path, rules: str = "", queue_limit: int = 10_000):
+        path = Path(path)
         self.path, self.queue_limit = path, queue_limit
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock_file = open(path.with_name(path.name + ".lock"), "w")  # noqa: SIM115 (held while open)

@@ -52,8 +52,9 @@ class Tickets:
     def issue(self, problem: Problem, response: str, raw: bool) -> tuple[Future, Ticket | None]:
         """The future of a question, and a ticket where it has to be judged: not where an equal one was asked before.
 
-        Raises PoolError once closed.
+        Raises TypeError for what is no question, PoolError once closed.
         """
+        check_question(problem, response, raw)
         key = f"{problem.sha256}:{raw}:{sha256(response)}"
         with self._lock:
             if self._closed:
@@ -90,6 +91,30 @@ class Tickets:
     def _forget(self, ticket: Ticket) -> None:
         with self._lock:
             self._known.pop(ticket.key, None)
+
+
+def check_question(problem: Problem, response: str, raw: bool) -> None:
+    """Raises TypeError for arguments of `submit` that are no question: what came, and what is expected."""
+    if not isinstance(problem, Problem):
+        raise TypeError(
+            f"problem is {problem!r:.80}, {_kind(problem)}: it has to be an env.records.Problem, as "
+            "env.problems.load(PATH) gives a list of; from source text: Problem(id=NAME, source=TEXT)"
+        )
+    for name in ("id", "source", "entry_point", "precision"):
+        value = getattr(problem, name)
+        if not isinstance(value, str):
+            raise TypeError(f"problem.{name} is {value!r:.80}, {_kind(value)}: it has to be text (a str)")
+    if not isinstance(response, str):
+        raise TypeError(
+            f"response is {response!r:.80}, {_kind(response)}: it has to be text (a str), a candidate's source "
+            "or, with raw=True, a model's whole answer"
+        )
+    if not isinstance(raw, bool):
+        raise TypeError(f"raw is {raw!r:.80}, {_kind(raw)}: it has to be True (a whole answer) or False (source)")
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
 
 
 def lost(problem: Problem, why: str) -> Verdict:

@@ -11,14 +11,14 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from env import batch, evaluate
 from env.extract import clean_source
 from env.records import STATUSES, Problem, Verdict, sha256
-from env.rules import PROFILES, rules_for
+from env.rules import rules_for
+from tests.env.cli_fakes import OneVerdict
 
 pytestmark = pytest.mark.budget(120)
 
@@ -59,28 +59,6 @@ def test_evaluate_prints_one_verdict_as_json(files):
     assert verdict["feedback"].startswith("status: correct\nspeedup: 3.00x (modelled)")
     assert verdict["problem_sha256"] and verdict["candidate_sha256"] and verdict["cost"]["total_s"] > 0
     assert verdict["profile"] == [{"name": "chain", "own": True, "count": 1, "time_us": verdict["candidate_us"]}]
-
-
-class OneVerdict:
-    """Stands in for a pool: what it says of a candidate is not what is tested here."""
-
-    asked: ClassVar[list[dict]] = []
-
-    def __init__(self, device="cpu", slots=0, seed=None, rules=None, lanes=0, gpus=None):
-        self.asked.append({"device": device, "slots": slots, "seed": seed, "rules": rules, "gpus": gpus})
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def submit(self, problem, response, raw):
-        message = f"{problem.entry_point} {'answer' if raw else 'source'} of {len(response)}"
-        verdict = Verdict(status="incorrect", message=message, feedback="", device="cpu")
-        future = Future()
-        future.set_result(verdict)
-        return future
 
 
 @pytest.fixture
@@ -240,7 +218,7 @@ def test_gpu_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
         ("missing.py", "correct.py", "missing.py"),
         ("reference.py", "missing.py", "missing.py"),
         ("correct.py", "correct.py", "not a KernelBench problem"),
-        (".", "correct.py", "directory"),
+        (".", "correct.py", "a folder, not a file"),
     ],
 )
 def test_evaluate_exits_2_where_there_is_no_question(files, capsys, reference, candidate, words):
@@ -399,13 +377,6 @@ def test_evaluate_names_a_reference_that_is_no_text(tmp_path, extra, capsys):
     assert "env.evaluate:" in capsys.readouterr().err
 
 
-def test_fewer_than_no_slots_are_refused(tmp_path, capsys):
-    questions = tmp_path / "in.jsonl"
-    questions.write_text(_row() + "\n")
-    assert batch.main([str(questions), str(tmp_path / "out.jsonl"), "--slots", "-3"]) == 2
-    assert "slots = -3" in capsys.readouterr().err
-
-
 # Resuming ------------------------------------------------------------------------------------------------------------
 
 QUESTIONS = [
@@ -418,7 +389,7 @@ QUESTIONS = [
 def verdict_of(question: dict, **changes) -> dict:
     codes = {"a": clean_source(QUESTIONS[0]["candidate"]), "b": "class ModelNew: ...\n", "c": "no code"}
     fields = {
-        "time_kind": "modelled", "evidence": {"rules": PROFILES["default"].describe()},
+        "time_kind": "modelled", "evidence": {"rules": rules_for("default", "cpu").describe()},
         "problem_sha256": Problem(id="", source=question["reference"]).sha256,
         "candidate_sha256": sha256(codes[question["id"]]),
     }  # fmt: skip

@@ -139,7 +139,8 @@ def test_other_entry_points():
         ("x = 1\n", "No class ModelNew"),
         ("class ModelNew(:\n", "SyntaxError"),
         ("class ModelNew:\n  a\n b\n", "IndentationError|SyntaxError"),
-        ("x = 1\0\n", "null|can't be parsed"),
+        ("x = 1\ny = 2\0\n", "a null byte in line 2"),
+        ("x = 1\ny = '\ud800'\n", "half a surrogate pair in line 2"),
         ("class ModelNew: x = " + "(" * 300 + ")" * 300 + "\n", "too many nested|can't be parsed"),
     ],
 )

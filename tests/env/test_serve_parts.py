@@ -307,6 +307,7 @@ def test_token_from_file_or_environment(tmp_path, monkeypatch):
         ({"reference": "r", "candidate": "c", "id": "x" * 201}, "'id' has to be text"),
         ({"reference": "r", "candidate": "c", "entry_point": "a b"}, "not the name of a class"),
         ({"reference": "r", "candidate": "c", "entry_point": "class"}, "not the name of a class"),
+        ({"reference": "r", "canditate": "c"}, r"unknown key 'canditate' \(did you mean 'candidate'\?\); known"),
     ],
 )
 def test_what_is_wrong_with_a_request_is_said(data, why):
@@ -315,7 +316,7 @@ def test_what_is_wrong_with_a_request_is_said(data, why):
 
 
 def test_requests_of_several_say_which_one_is_wrong():
-    good = {"reference": "r", "raw_response": "c", "entry_point": "Net"}
+    good = {"reference": "r", "raw_response": "c", "entry_point": "Net", "meta": {"mine": 1}}
     assert batch_of({"jobs": [good]})[0][1] == Question("r", "c", True, "Net")
     assert len({job for job, _ in batch_of([good, good])}) == 2  # ids of their own
     with pytest.raises(BadRequest, match="job 1: 'reference' is missing"):
@@ -323,6 +324,8 @@ def test_requests_of_several_say_which_one_is_wrong():
     for bad in ({}, {"jobs": []}, {"jobs": "x"}):
         with pytest.raises(BadRequest, match="at least one job"):
             batch_of(bad)
+    with pytest.raises(BadRequest, match="job 1: unknown key 'x'"):
+        batch_of([good, {**good, "x": 1}])
     with pytest.raises(BadRequest, match="the limit is 256"):
         batch_of([good] * 257)
 
