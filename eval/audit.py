@@ -2,7 +2,8 @@
 
 Runs every reference as the judge does (env/reference.py): in a sandboxed worker, on secret inputs, at full size, on the
 device. LIST names the problems with their reasons (eval/degenerate.py) and digests; eval.run --degenerate takes it.
-Beside it, LIST.partial.jsonl holds a line a problem, so that a stopped audit goes on.
+Beside it, LIST.partial.jsonl holds a line a problem, so that a stopped audit goes on. Several problems are audited at
+once (--lanes); what was too big beside others is tried again alone.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import secrets
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,16 +36,19 @@ from eval.scores import LIST_VERSION
 from eval.settings import SKIP_BROKEN, RunError, load_problems, write_json
 
 TRIALS = 3
+# Problems of KernelBench take up to 50 GiB each while they are compared.
+LANES = {"cpu": 1, "cuda": 3}
 RULES = Rules(run_timeout_s=120.0, spares=1)
 
 
 class Auditor:
-    """A context manager over a fork server, as an evaluator has one; `audit` runs one reference in a worker of it."""
+    """A context manager over a fork server, as an evaluator has one; `audit` runs one reference in a worker of it, and
+    `lanes` threads may do so at once."""
 
-    def __init__(self, device: str, seed: int | None = None, weak_isolation: bool = False) -> None:
-        self.device = device
+    def __init__(self, device: str, seed: int | None = None, weak_isolation: bool = False, lanes: int = 1) -> None:
+        self.device, self.lanes = device, lanes
         self.secret = secrets.randbits(60) if seed is None else seed
-        self.rules = replace(RULES, weak_isolation=weak_isolation)
+        self.rules = replace(RULES, weak_isolation=weak_isolation, spares=lanes)
 
     def __enter__(self) -> Auditor:
         from env.gate import DeviceGate
@@ -80,12 +88,13 @@ class Auditor:
                 return {"reasons": found}
             finally:
                 reference.end()
+                if self.device == "cuda":
+                    torch.cuda.empty_cache()  # kept for reuse here, it is missing in the next one's worker
         except Rejected as error:
             if error.status == "infra_error":
                 return {"not_audited": error.message}
             return {"reasons": [{"kind": _kind(error.message), "detail": error.message[:400]}]}
         except torch.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
             return {"not_audited": f"too big here: {error}"[:400]}
 
 
@@ -130,12 +139,26 @@ def audit(problems: list[Problem], out: Path, auditor: Auditor, spec: str) -> di
     device = torch.cuda.get_device_name() if auditor.device == "cuda" else "cpu"
     done = dict(_read_partial(partial, device))
     out.parent.mkdir(parents=True, exist_ok=True)
-    with open(partial, "a", encoding="utf-8") as file:
-        for problem in tqdm([p for p in problems if p.sha256 not in done], desc="audit", unit="problem"):
-            line = {"sha256": problem.sha256, "device": device, **auditor.audit(problem)}
-            file.write("\n" + json.dumps(line, sort_keys=True))  # a line cut short by a kill must not spoil this one
-            file.flush()
+    left = list({p.sha256: p for p in problems if p.sha256 not in done}.values())
+    if auditor.lanes > 1:
+        random.Random(0).shuffle(left)  # neighbours in a folder are alike: all large ones would meet
+    with (
+        open(partial, "a", encoding="utf-8") as file,
+        tqdm(total=len(left), desc="audit", unit="problem") as bar,
+    ):
+
+        def note(problem: Problem, found: dict[str, Any], seconds: float) -> None:
+            line = {"sha256": problem.sha256, "device": device, **found}
             done[problem.sha256] = line
+            text = json.dumps({**line, "id": problem.id, "seconds": round(seconds, 2)}, sort_keys=True)
+            file.write("\n" + text)  # a line cut short by a kill must not spoil this one
+            file.flush()
+
+        _audit_all(left, auditor, auditor.lanes, note, bar)
+        if auditor.lanes > 1:
+            again = [problem for problem in left if "not_audited" in done[problem.sha256]]
+            bar.total += len(again)
+            _audit_all(again, auditor, 1, note, bar)
     found = {p.id: done[p.sha256] for p in problems}
     data = {
         "version": LIST_VERSION,
@@ -153,6 +176,37 @@ def audit(problems: list[Problem], out: Path, auditor: Auditor, spec: str) -> di
     }
     write_json(out, data)
     return data
+
+
+def _audit_all(
+    problems: Sequence[Problem],
+    auditor: Auditor,
+    lanes: int,
+    note: Callable[[Problem, dict[str, Any], float], None],
+    bar: tqdm,
+) -> None:
+    """Each one's result to `note`, as it comes. What is raised in a lane ends all of them and is raised here."""
+    stopping, writing = threading.Event(), threading.Lock()
+
+    def one(problem: Problem) -> None:
+        if stopping.is_set():
+            return
+        begun = time.perf_counter()
+        try:
+            found = auditor.audit(problem)
+        except BaseException:
+            stopping.set()
+            raise
+        with writing:
+            note(problem, found, time.perf_counter() - begun)
+            bar.update()
+
+    with futures.ThreadPoolExecutor(lanes) as threads:
+        try:
+            for future in [threads.submit(one, problem) for problem in problems]:
+                future.result()
+        finally:
+            stopping.set()  # stopped by hand: the lanes end what they have in work and take nothing new
 
 
 def _read_partial(path: Path, device: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -186,6 +240,7 @@ if __name__ == "__main__":
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where a GPU is visible")
     parser.add_argument("--seed", type=int, help="of the secret inputs; default: a fresh secret")
     parser.add_argument("--limit", type=int, default=0, help="only the first so many problems")
+    parser.add_argument("--lanes", type=int, help="problems at once (default: 3 on a GPU, 1 on the CPU)")
     parser.add_argument("--skip-broken", action="store_true", help=SKIP_BROKEN)
     parser.add_argument("--weak-isolation", action="store_true", help="run references where they can't be shut in well")
     arguments = parser.parse_args()
@@ -193,7 +248,10 @@ if __name__ == "__main__":
         chosen = load_problems(arguments.problems, arguments.skip_broken)
         chosen = chosen[: arguments.limit] if arguments.limit > 0 else chosen
         device = arguments.device or ("cuda" if visible_gpus() else "cpu")
-        with Auditor(device, arguments.seed, arguments.weak_isolation) as made:
+        lanes = LANES[device] if arguments.lanes is None else arguments.lanes
+        if lanes < 1:
+            raise RunError(f"--lanes {lanes}: at least 1")
+        with Auditor(device, arguments.seed, arguments.weak_isolation, lanes) as made:
             print(describe(audit(chosen, arguments.out, made, arguments.problems)))
     except KeyboardInterrupt:
         sys.exit("eval.audit: stopped; the same command goes on from here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,45 @@ def test_the_list_is_written_resumed_and_left_out_of_scores(tmp_path, auditor, m
     partial.write_text(partial.read_text().replace('"cpu"', '"another"'))
     with pytest.raises(RunError, match="begun on another"):
         audit.audit(problems, out, auditor, "made up")
+
+
+def test_lanes_find_the_same_and_what_was_too_big_beside_others_is_tried_again_alone(tmp_path, monkeypatch):
+    problems = [SOUND[0], *FAULTY.values()]
+    with audit.Auditor("cpu", seed=3, lanes=3) as made:
+        real, lock, tried, beside, under_way = made.audit, threading.Lock(), threading.Event(), [], []
+
+        def crowded(one):
+            with lock:
+                under_way.append(one.id)
+                beside.append(len(under_way))
+                refused = one.id == "zero" and not tried.is_set()
+                if one.id == "zero":
+                    tried.set()
+            try:
+                return {"not_audited": "too big here"} if refused else real(one)
+            finally:
+                with lock:
+                    under_way.remove(one.id)
+
+        monkeypatch.setattr(made, "audit", crowded)
+        data = audit.audit(problems, tmp_path / "list.json", made, "made up")
+    assert max(beside) > 1 and beside[-1] == 1 and len(beside) == len(problems) + 1
+    assert list(data["problems"]) == list(FAULTY) and data["not_audited"] == {}
+    for kind, entry in data["problems"].items():
+        assert kind in {reason["kind"] for reason in entry["reasons"]}
+
+
+def test_a_fault_of_ours_in_one_lane_ends_all_of_them(tmp_path, auditor, monkeypatch):
+    asked = []
+
+    def failing(one):
+        asked.append(one.id)
+        raise RuntimeError("no more workers")
+
+    monkeypatch.setattr(auditor, "audit", failing)
+    with pytest.raises(RuntimeError, match="no more workers"):
+        audit.audit(list(FAULTY.values()), tmp_path / "list.json", auditor, "made up")
+    assert len(asked) == 1 and not (tmp_path / "list.json").exists()
 
 
 def test_what_this_machine_can_not_run_is_said_and_not_listed(tmp_path, auditor):
