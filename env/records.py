@@ -16,6 +16,8 @@ CANDIDATE_STATUSES = ("correct", "incorrect", "hack", "compile_error", "runtime_
 # Ours: no reward, retried, never shown to the policy as its fault.
 BLAMELESS_STATUSES = ("problem_error", "infra_error")
 STATUSES = CANDIDATE_STATUSES + BLAMELESS_STATUSES
+# Key of an infra_error's evidence: why a candidate's modelled times can't be proven. Trying again wouldn't help.
+UNPROVEN = "unproven"
 
 
 def sha256(text: str) -> str:
