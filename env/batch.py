@@ -120,7 +120,7 @@ def _alone_on(path: Path) -> Iterator[IO[str]]:
     """OUT.jsonl opened to add lines, by one batch at a time. A folder that is made for it is said."""
     if not path.parent.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        print(f"env.batch: {path.parent} is new: made for OUT.jsonl", file=sys.stderr)
+        print(f"env.batch: made the folder {path.parent} for OUT.jsonl", file=sys.stderr)
     with open(path, "a", encoding="utf-8") as out:
         try:
             fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -234,6 +234,7 @@ def _run(args: argparse.Namespace, signals: StopSignals) -> None:
         check_done(questions, done, rules, args.device)
         left = [question for question in questions if json.dumps(question["id"]) not in done]
         if not left:
+            print(f"env.batch: all {len(questions)} have a verdict in {args.verdicts} already", file=sys.stderr)
             return
         with (
             _opened(args, rules) as pool,

@@ -33,7 +33,7 @@ def add_rule_options(parser: argparse.ArgumentParser) -> None:
         "--profile",
         choices=tuple(PROFILES),
         default="default",
-        help="whose tolerances, trials and way of timing; the check for hacks is on in all of them",
+        help="whose tolerances, trials and, on a GPU, way of timing; the check for hacks is on in all of them",
     )
     group.add_argument("--precision", choices=PRECISIONS, help="float32 products, on both sides")
     group.add_argument(

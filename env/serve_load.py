@@ -1,4 +1,4 @@
-"""What the HTTP front takes while candidates are judged: `python -m env.serve_load [--seconds 10] [--slots 0]`.
+"""What the HTTP front takes while candidates are judged: `python -m env.serve_load [--seconds 10] [--slots N]`.
 
 Starts a server with the real pool, floods it with different candidates over some connections, kills it with SIGKILL,
 and starts it again: every id that was accepted must still be there. Prints one JSON object. Exits 1 where one is lost.
@@ -18,6 +18,7 @@ import threading
 import time
 from pathlib import Path
 
+from env.commands import slot_count, whole_number
 from env.pool import ROOT
 
 REFERENCE = """import torch
@@ -50,8 +51,8 @@ class ModelNew(torch.nn.Module):
 @contextlib.contextmanager
 def server(store: Path, slots: int):
     """(process, port) of a server that answers."""
-    command = [sys.executable, "-m", "env.serve", "--port", "0", "--store", str(store), "--slots", str(slots)]
-    command += ["--queue", "1000000", "--rate", "0"]
+    command = [sys.executable, "-m", "env.serve", "--port", "0", "--store", str(store)]
+    command += ["--queue", "1000000", "--rate", "0", *(["--slots", str(slots)] if slots else [])]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         line = process.stdout.readline()
@@ -89,8 +90,8 @@ def flood(port: int, thread: int, end: float, accepted: list[str], latencies_ms:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m env.serve_load", description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--connections", type=int, default=8)
-    parser.add_argument("--slots", type=int, default=0)
+    parser.add_argument("--connections", type=whole_number(1), default=8)
+    parser.add_argument("--slots", type=slot_count, default=0, help="evaluators; default: one a core")
     args = parser.parse_args(argv)
     accepted: list[str] = []
     latencies_ms: list[float] = []

@@ -107,9 +107,10 @@ def test_out_that_can_not_be_written_is_found_at_start(tmp_path, asked, capsys, 
 def test_a_folder_that_is_made_for_out_is_said(tmp_path, asked, capsys):
     questions, out = lines(tmp_path / "in.jsonl", QUESTION), tmp_path / "new" / "deep" / "out.jsonl"
     assert batch.main([str(questions), str(out)]) == 0
-    assert f"{out.parent} is new: made for OUT.jsonl" in capsys.readouterr().err and out.read_text()
+    assert f"made the folder {out.parent} for OUT.jsonl" in capsys.readouterr().err and out.read_text()
     assert batch.main([str(questions), str(out)]) == 0
-    assert "is new" not in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "made the folder" not in error and f"all 1 have a verdict in {out} already" in error
 
 
 def test_a_candidate_that_is_no_text_is_said(reference, candidate, asked, capsys):
