@@ -20,6 +20,9 @@ class OutOfBounds(IndexError):
 class _Memory:
     """Address ranges of the tensors of the launch that runs; None: outside of launches, or not to be told."""
 
+    # Of this process: no way out by an address that a kernel made of a number either.
+    strict = False
+
     def __init__(self) -> None:
         self.starts: np.ndarray | None = None
         self.ends: np.ndarray | None = None
@@ -79,6 +82,8 @@ def install() -> None:
             memory.leave()
 
     def made_pointer(self: Any, *arguments: Any) -> Any:
+        if _Memory.strict:
+            raise OutOfBounds("an address made of a number")
         memory.leave()  # a table of pointers, say: whose memory that is can't be told
         return to_pointer(self, *arguments)
 
@@ -86,6 +91,11 @@ def install() -> None:
     interpreter.GridExecutor._init_args_hst = converted
     interpreter.GridExecutor.__call__ = launched
     interpreter.InterpreterBuilder.create_int_to_ptr = made_pointer
+
+
+def keep_in() -> None:
+    """From now on and for the rest of this process, kernels have no address but their tensors'."""
+    _Memory.strict = True
 
 
 class _Guarded:

@@ -1,7 +1,7 @@
 """Triton's interpreter made fit for a judge: autotuning without a GPU, no work done twice in a launch, no way out of a
 launch's memory (env/bounds.py).
 
-Runs in the fork server, before any worker exists, and in a worker before foreign code comes in (CPU only).
+Runs in the fork server, before any worker exists (CPU only).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from triton.backends.driver import DriverBase
 from triton.runtime import driver, interpreter
 
 from env import bounds
-from env.launches import LaunchLog
 
 
 def prepare() -> None:
@@ -77,31 +76,6 @@ def _patch_language_once_a_launch() -> None:
 
     interpreter._patch_lang = patch_once
     interpreter.GridExecutor.__call__ = launch_afresh
-
-
-def note_host_copies(log: LaunchLog) -> None:
-    """Note what the candidate takes to the host (numpy, lists, Python functions over elements), itself or through a
-    library: on a GPU that is a copy over PCIe, and work done there would be free otherwise. In its own process, before
-    it is loaded.
-    """
-    import torch
-
-    from env.modelled import HOST_COPIES, called_by
-
-    def noted(original: Any) -> Any:
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            # Within a kernel it is the interpreter's own doing, unless the kernel's code asked for it.
-            if not log.own_running or called_by(log.own_file):
-                HOST_COPIES.append(self.nbytes() if isinstance(self, torch.UntypedStorage) else self.nbytes)
-            return original(self, *args, **kwargs)
-
-        method.__name__, method.__doc__ = original.__name__, original.__doc__
-        return method
-
-    for name in ("numpy", "__array__", "apply_", "map_", "map2_", "__dlpack__", "tolist", "item", "__iter__"):
-        setattr(torch.Tensor, name, noted(getattr(torch.Tensor, name)))
-    for name in ("tolist", "_write_file", "__iter__"):
-        setattr(torch.UntypedStorage, name, noted(getattr(torch.UntypedStorage, name)))
 
 
 def refuse_python(fn: Any) -> None:

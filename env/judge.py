@@ -8,9 +8,10 @@ it is; a hack is timed all the same, where it can be, so that what it would have
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from env.measure import Stopwatch
 from env.profile_table import profiling_ratio, valid_rows
 from env.records import Problem, Verdict, sha256
 from env.reference import Reference, ReferenceCache, Rejected, Trial, TrialKind, is_ours
+from env.replay import LEARNED, hidden, learned, proven, replaying, same_constants, unproven
 from env.room import SHORT
 from env.rules import Rules
 from env.session import ForeignError, Outputs, ProtocolError, Session, TooBig
@@ -142,20 +144,23 @@ class Judge:
         with _clock(cost, "correctness_s"), tampering_first(session), as_rejection(session):
             tolerance = self._check_values(problem, source, reference, session, verdict)
         hack, unmeasured = suspicion(session, verdict), None
-        try:
-            with _clock(cost, "timing_s"), as_rejection(session):
-                if self.device == "cuda":
-                    self._measure(reference, session, verdict, tolerance, cost)
-                else:
-                    self._model_times(reference, session, verdict, tolerance)
-        except Rejected as error:
-            unmeasured = error
-            verdict.evidence["times_missing"] = error.message
-            self._note_memory(error.__cause__, error.status, verdict)
-        hack = hack or suspicion(session, verdict)
-        if hack is None and (unmeasured is None or unmeasured.status == "infra_error"):
-            with _clock(cost, "effect_s"), as_rejection(session):
-                self._check_effect(problem, source, reference, session, verdict, tolerance)
+        with ExitStack() as ending:
+            # Who is asked what the kernels are worth: on the CPU the program, in which nothing foreign runs.
+            asked = session
+            try:
+                with _clock(cost, "timing_s"), as_rejection(session):
+                    if self.device == "cuda":
+                        self._measure(reference, session, verdict, tolerance, cost)
+                    else:
+                        asked = self._model_times(reference, session, verdict, tolerance, ending)
+            except Rejected as error:
+                unmeasured = error
+                verdict.evidence["times_missing"] = error.message
+                self._note_memory(error.__cause__, error.status, verdict)
+            hack = hack or suspicion(session, verdict)
+            if hack is None and (unmeasured is None or unmeasured.status == "infra_error"):
+                with _clock(cost, "effect_s"), as_rejection(asked):
+                    self._check_effect(problem, source, reference, asked, verdict, tolerance)
         if hack is not None or unmeasured is not None:
             raise hack or unmeasured
         verdict.status, verdict.message = "correct", ""
@@ -398,18 +403,24 @@ class Judge:
 
     # Time and profile ----------------------------------------------------------------------------------------------
 
-    def _model_times(self, reference: Reference, session: Session, verdict: Verdict, tolerance: Tolerance) -> None:
+    def _model_times(
+        self, reference: Reference, session: Session, verdict: Verdict, tolerance: Tolerance, ending: ExitStack
+    ) -> Session:
+        """Times by the counts of the pass as a program. Returns the worker that holds it, ended by `ending`."""
         trial = reference.trial(TrialKind("timed0"))
-        reference_rows = reference.modelled_rows(trial)
-        outputs, result = self._run(session, trial, tolerance, "model_time", train=True, seed=0)
+        traced, result = self._run(session, trial, tolerance, "trace", train=True, seed=0)
         if not result.match:
             raise Rejected(
                 "hack", f"right when checked, wrong when timed: {result.message}", rule="timed_output_differs"
             )
+        fresh = replaying(self.spares, session, traced)
+        ending.callback(fresh.end)
+        outputs, trial = self._proven(reference, session, fresh, traced, tolerance)
         if not own_launches(launches_in(outputs.facts)):
             raise Rejected(
                 "hack", "it launches its kernels when it is checked, not when it is timed", rule="stops_working"
             )
+        reference_rows = reference.modelled_rows(trial)
         rows = valid_rows(outputs.facts.get("rows"))
         claimed = sum(row["time_us"] for row in rows)
         verdict.reference_us = sum(row["time_us"] for row in reference_rows)
@@ -428,6 +439,38 @@ class Judge:
         verdict.profile, verdict.profiling_ratio = rows, profiling_ratio(rows)
         verdict.candidate_us = claimed
         verdict.speedup = verdict.speedup_low = verdict.speedup_high = verdict.reference_us / claimed
+        return fresh
+
+    def _proven(
+        self, reference: Reference, session: Session, fresh: Session, traced: Outputs, tolerance: Tolerance
+    ) -> tuple[Outputs, Trial]:
+        """The program's outputs and counts on inputs that its author hasn't seen; on those that it was written down
+        with where it looks at values on the way, once it is known to have learned next to nothing of them.
+        """
+
+        def run(worker: Session, trial: Trial) -> tuple[Outputs, Comparison]:
+            return self._run(worker, trial, tolerance, "model_time", train=True, seed=0)
+
+        seen, unseen = reference.trial(TrialKind("timed0")), reference.trial(TrialKind("effect"))
+        program, wrong = traced.facts["program"], "other inputs have other shapes"
+        if unseen.layout == seen.layout:
+            found = proven(fresh, unseen, run)
+            if isinstance(found, Outputs):
+                return found, unseen
+            if not program.get("host_reads"):
+                raise hidden(found)
+            wrong = found
+        again, result = self._run(session, unseen, tolerance, "trace", train=True, seed=0)
+        if not result.match:
+            raise unproven(wrong)
+        constants = session.export("constants", "constants", "constants")
+        elements = sum(math.prod(node["shape"]) for node in tensor_nodes(seen.outputs.layout))
+        if not same_constants(fresh, constants) or learned(program, again.facts.get("program")) * LEARNED > elements:
+            raise unproven(f"it looks at values on the host, and other inputs have others: {wrong}")
+        found = proven(fresh, seen, run)
+        if not isinstance(found, Outputs):
+            raise hidden(found)
+        return found, seen
 
     def _measure(
         self, reference: Reference, session: Session, verdict: Verdict, tolerance: Tolerance, cost: dict[str, float]

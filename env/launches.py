@@ -32,6 +32,8 @@ class LaunchLog:
     launches: list[tuple[str, bool]] = field(default_factory=list)
     own_running: bool = False
     around: Callable[[str, bool], Any] | None = None
+    # Writes launches down (`env.trace.Recorder`).
+    recorder: Any = None
     # Runs own kernels in the launcher's place (`env.copies`).
     inspect: Callable[[str, Callable, tuple, dict], Any] | None = None
     withheld: frozenset[str] = frozenset()
@@ -101,6 +103,9 @@ def install(log: LaunchLog, device: str) -> None:
         try:
             if log.inspect is not None and own and not warmup:
                 return log.inspect(name, lambda a, k: run(self, *a, grid=grid, warmup=False, **k), args, kwargs)
+            if log.recorder is not None and not warmup:
+                with log.recorder.launch(self, name, args, kwargs):
+                    return run(self, *args, grid=grid, warmup=warmup, **kwargs)
             if warmup or log.around is None:
                 return run(self, *args, grid=grid, warmup=warmup, **kwargs)
             with log.around(name, own):

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from env import distributions, tensors
+from env import bounds, distributions, tensors
 from env.bench import Bench, shorten_autotuning
 from env.buffers import Buffer, SharedMemoryError
 from env.copies import Copies
@@ -49,7 +49,7 @@ def preload(device: str) -> None:
     if device == "cuda":
         importlib.import_module("triton.compiler")
     else:
-        from env import interpreter
+        from env import interpreter, program, trace  # noqa: F401 (for the workers, see Runner)
 
         interpreter.prepare()
 
@@ -137,6 +137,10 @@ class Runner:
         self.tf32 = False
         self.watch: Watch | None = None
         self.bench: Any = None
+        if device == "cpu":
+            from env import program, trace
+
+            self.program, self.trace = program, trace
         install(self.log, device)
 
     def op_warm(self, request: dict) -> dict:
@@ -178,10 +182,6 @@ class Runner:
         if self.device == "cuda":
             note_compiling(Path(self.path).parent)
         if request["watch"]:
-            if self.device != "cuda":
-                from env.interpreter import note_host_copies
-
-                note_host_copies(self.log)
             self.watch = Watch(request["watch"], self.device, self.path, fds[0] if fds else -1)
             _hide_own_modules()
         if request.get("knockout"):
@@ -387,6 +387,32 @@ class Runner:
         finally:
             self.log.inspect = None
         return {"ok": True, "useful": copies.useful}
+
+    def op_trace(self, request: dict) -> dict:
+        """One forward pass written down as a program (CPU); its constants wait to be fetched."""
+        self._reset(request)
+        arguments = self._arguments(request)
+        self.log.clear()
+        with torch.no_grad():
+            inputs = self.buffers["inputs"].tensor
+            outputs, program, constants = self.trace.recorded_call(self.model, arguments, self.log, inputs)
+        self.held["constants"] = tensors.plan(constants, keep_strides=False)[:2]
+        launches = self.log.summary()
+        return {"ok": True, "program": program, **self._hold_outputs(outputs), "launches": launches, **self._tampered()}
+
+    def op_constants(self, request: dict) -> dict:
+        """The layout of what `trace` found in memory."""
+        layout, held, nbytes = tensors.plan(self.held["constants"][1], keep_strides=False)
+        self.held["constants"] = (layout, held)
+        return {"ok": True, "layout": layout, "nbytes": nbytes}
+
+    def op_program(self, request: dict) -> dict:
+        """Another process's program in a model's place (CPU). No foreign Python ever runs here."""
+        bounds.keep_in()
+        constants = tensors.unpack(request["layout"], self.buffers[request["buffer"]].tensor)
+        self.model = self.program.Program(request["program"], constants, Path(request["folder"]), self.log)
+        self._keep_state()
+        return {"ok": True}
 
     def op_model_time(self, request: dict) -> dict:
         """Modelled times of one forward pass (CPU)."""

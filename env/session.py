@@ -64,6 +64,7 @@ class Session:
         self.compile_timeout_s = compile_timeout_s
         self.buffers: dict[str, Buffer] = {}
         self.inputs_layout: dict[str, Any] = {}
+        self.constants: dict[str, Any] = {}  # layout of what a replayed program finds in memory
         self.compiled = False
         self.tampered: list[str] = []
         self.seen = -1

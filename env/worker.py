@@ -287,7 +287,7 @@ class Worker:
 
     def post(self, op: str, fds: tuple[int, ...] = (), **request: Any) -> None:
         """Ask without waiting: `collect` later takes the answer."""
-        self.foreign = self.foreign or op == "load"
+        self.foreign = self.foreign or op in ("load", "program")
         try:
             self.wire.send({"op": op, **request}, fds)
         except (WireError, WireTimeout) as error:

@@ -1,8 +1,7 @@
-"""Cheats that still pass on the CPU: each is expected to, strictly, so that one which is stopped leaves this list.
+"""Cheats that do their work where a count of bytes in their own process doesn't look: none earns anything on the CPU.
 
-They all do their work where the count of bytes doesn't look (torch's unwrapped methods, the process's own memory,
-replaced counters, the runner itself) and let a small kernel finish it. Modelled times are claims of the process that
-runs the candidate; on a GPU the judge's own clock bounds them.
+torch's unwrapped methods, the process's own memory, replaced counters, the runner itself; then a small kernel finishes
+it. The judge counts what it runs itself (`env.replay`), so that such work is missing from the outputs there.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from env.rules import Rules
 
 pytestmark = pytest.mark.budget(150)
 
-FOLDER = Path(__file__).resolve().parents[1] / "attacks" / "open"
+FOLDER = Path(__file__).resolve().parents[1] / "attacks" / "uncounted"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "reference" not in path.stem)
 
 
@@ -35,7 +34,6 @@ def verdicts():
         yield futures
 
 
-@pytest.mark.xfail(strict=True, reason="passes still")
 @pytest.mark.parametrize("name", NAMES)
 def test_earns_nothing(verdicts, name):
     verdict = verdicts[name].result()
