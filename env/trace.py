@@ -73,7 +73,7 @@ class Recorder(TorchDispatchMode):
             with self._writing():
                 leaves = tree_leaves(result)
                 told = all(leaf is None or isinstance(leaf, torch.Tensor) for leaf in leaves)
-                self.host_reads += not told or torch.Tag.dynamic_output_shape in func.tags or _sparse(leaves)
+                self.host_reads += not told or _sized_by_data(func, args) or _sparse(leaves)
                 step[4] = [self._made(leaf) for leaf in leaves]
                 self._append(step)
         return result
@@ -255,6 +255,14 @@ class Recorder(TorchDispatchMode):
             dtype = kernel_text.encode(value.dtype, self.units, self.known_units, self.log.own_file, what)
             return {"reinterpreted": self._tensor(value.base), "dtype": dtype}
         return kernel_text.encode(value, self.units, self.known_units, self.log.own_file, what)
+
+
+def _sized_by_data(func: Any, args: tuple) -> bool:
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    # An index of numbers has its size beforehand, a mask hasn't.
+    masks = (torch.bool, torch.uint8)
+    return func._schema.name != "aten::index" or any(index is not None and index.dtype in masks for index in args[1])
 
 
 def _sparse(leaves: list[Any]) -> bool:
