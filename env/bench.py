@@ -66,7 +66,7 @@ class Bench:
         self.clean = torch.zeros(FLUSH_BYTES // 4, dtype=torch.float32, device="cuda")
         self.sink = torch.zeros((), dtype=torch.float32, device="cuda")
         self._sum = torch.sum
-        self._cool()
+        self.cool()
         torch.cuda._sleep(1000)
         self.work: torch.Tensor | None = None
         # Made once: making one may wait for the driver's lock, which other processes' contexts hold for milliseconds.
@@ -76,7 +76,7 @@ class Bench:
         self._event, self._synchronize, self._sleep = torch.cuda.Event, torch.cuda.synchronize, torch.cuda._sleep
         self._clock, self._current_stream = time.perf_counter, torch.cuda.current_stream
 
-    def _cool(self) -> None:
+    def cool(self) -> None:
         """Fill the L2 cache with lines that nobody needs and nobody has to write back."""
         self.flush.zero_()
         self._sum(self.clean, dim=0, out=self.sink)
@@ -132,7 +132,7 @@ class Bench:
         # Outputs that stay alive for some calls make the program's allocator hand out other places as well.
         alive: deque[Any] = deque(maxlen=request["alive"])
         # All that can be worked out beforehand is: a call costs the host 60 us instead of 150, of which the GPU waits.
-        stream, cool, sleep, clock = self._current_stream(), self._cool, self._sleep, self._clock
+        stream, cool, sleep, clock = self._current_stream(), self.cool, self._sleep, self._clock
         gc.disable()
         self._synchronize()
         for number, (index, mode) in enumerate(calls):

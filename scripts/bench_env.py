@@ -13,8 +13,8 @@
 
 A measurement, not a test. Runs in the driver, without CUDA. Every section has a time box (--minutes). FILE is rewritten
 after every section and now and then within one, so that a run cut short keeps what it has; run again with the same
-FILE, other sections stay in it, and kernelbench goes on where it stopped. On the CPU times are modelled and sizes tiny:
-that tries the plumbing and says nothing about a GPU.
+FILE, other sections stay in it, and kernelbench goes on where it stopped, as soak does with those judged alone. On the
+CPU times are modelled and sizes tiny: that tries the plumbing and says nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Report:
 
 def run_section(name: str, report: Report, args: argparse.Namespace) -> None:
     """Measure one section; what goes wrong in it is written down and costs the others nothing."""
-    data = report.sections.get(name, {}) if name == "kernelbench" else {}
+    data = report.sections.get(name, {}) if name in ("kernelbench", "soak") else {}
     for old in ("error", "stopped"):
         data.pop(old, None)
     data.update(

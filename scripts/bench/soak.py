@@ -115,11 +115,16 @@ def leaks(before: dict, after: dict, closed: dict, start: dict, growth: dict, la
 
 
 def soak(context: Context) -> None:
-    """Many mixed candidates in a row, then some of them again alone."""
+    """Many mixed candidates in a row, then some of them again alone; only these where all the others are judged."""
     count = context.options.soak_count or COUNT[context.device]
     again = min(context.options.soak_again, count)
     limits = {"compile_timeout_s": COMPILE_S[context.device], "run_timeout_s": RUN_S[context.device]}
     data = context.data
+    if "leaks" in data and data.get("asked") == count == len(data["rows"]):
+        _again(context, data["rows"], again, limits)
+        return
+    for old in data.keys() - {"minutes", "command", "date"}:
+        del data[old]
     rows, series = data.setdefault("rows", []), data.setdefault("series", [])
     data.update(asked=count, start=machine.snapshot(context.device))
     looked = time.monotonic()
@@ -164,14 +169,16 @@ def soak(context: Context) -> None:
 def _again(context: Context, rows: list[dict[str, Any]], count: int, limits: dict[str, float]) -> None:
     """Judge the first ones once more, one at a time in a pool of their own: neighbours may not matter."""
     seen = {row["name"]: row["status"] for row in rows}
+    before = context.data.get("alone", {"judged": 0, "differ": []})  # of a run that was cut short
     items = [item for item in itertools.islice(mixed(context.device, context.seed), count) if item.name in seen]
+    items = items[before["judged"] :]
     with context.pool(slots=1, lanes=1, **limits) as pool:
         alone, facts = run_items(context, pool, items, context.deadline(), "soak: alone", len(items), ahead=0)
     context.data["alone"] = {
         **facts,
-        "judged": len(alone),
+        "judged": before["judged"] + len(alone),
         "asked": count,
-        "differ": [
+        "differ": before["differ"] + [
             {"name": row["name"], "beside_others": seen[row["name"]], "alone": row["status"], "cost": row["cost"],
              "message": row.get("message", "")}
             for row in alone
