@@ -57,7 +57,8 @@ def open_side(path: Path, label: str = "", which: str = "rl") -> Side:
     for folder in folders:
         file = folder / "eval" / which / FILE
         if file.is_file():
-            found.append(evaluations.read(file, folder.name if len(folders) > 1 else "run"))
+            # By its seed also where there is one only: the other side may have more.
+            found.append(evaluations.read(file, "run" if folder == path else folder.name))
         else:
             notes.append(f"{file} is missing: not evaluated yet")
     found_notes = [note for evaluation in found for note in evaluation.notes]

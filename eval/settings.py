@@ -118,7 +118,9 @@ def claim(folder: Path, settings: Settings) -> None:
     if not isinstance(saved, dict):
         raise RunError(f"{path}: no settings; restore it, or use another --out")
     # Where a file lies or how a server is reached is no setting: what it holds is.
-    lines = changed_settings(*map(_what_counts, (saved, present)))
+    # A folder of an earlier version lacks the settings that came since.
+    usual = _what_counts({"config": Config().to_json()})
+    lines = changed_settings(*map(_what_counts, (saved, present)), usual)
     if lines:
         raise RunError(
             f"{folder} was begun with other settings: {'; '.join(lines)}. Use these settings again to go on, or "

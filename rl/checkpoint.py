@@ -101,13 +101,19 @@ def plain_part(path: Path) -> dict[str, Any]:
     return torch.load(path / PLAIN, map_location="cpu", weights_only=True)
 
 
-def changed_settings(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
-    """What differs between the resolved settings of a checkpoint and the present ones: "optim.lr: 0.1 -> 0.2", ..."""
-    lines = []
+def changed_settings(
+    saved: Mapping[str, Any], present: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> list[str]:
+    """What differs between the resolved settings of a checkpoint and the present ones: "optim.lr: 0.1 -> 0.2", ...
+
+    defaults: what a setting was before there was one of that name; nothing is known of others that are missing.
+    """
+    lines, usual = [], defaults or {}
     for key in sorted(saved.keys() | present.keys()):
-        before, now = saved.get(key), present.get(key)
+        before, now = saved.get(key, usual.get(key)), present.get(key)
         if isinstance(before, Mapping) and isinstance(now, Mapping):
-            lines += [f"{key}.{line}" for line in changed_settings(before, now)]
+            inner = usual.get(key) if isinstance(usual.get(key), Mapping) else None
+            lines += [f"{key}.{line}" for line in changed_settings(before, now, inner)]
         elif before != now:
             lines.append(f"{key}: {before} -> {now}")
     return lines

@@ -105,7 +105,7 @@ def train(model: torch.nn.Module, examples: Sequence[Example], config: Config, f
         plain = checkpoint.load(newest, learner.tensors())
         learner.restored(plain["learner"])
         if distributed.first():
-            changed = checkpoint.changed_settings(plain["config"], config.to_json())
+            changed = checkpoint.changed_settings(plain["config"], config.to_json(), Config().to_json())
             print(f"SFT goes on after epoch {done_epochs}", *changed, sep="\n  changed: ", flush=True)
     step = sum(len(batches) for batches in epochs[:done_epochs])
     quiet = not distributed.first()

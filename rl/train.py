@@ -169,7 +169,7 @@ def resume(
         else:  # more ranks than before
             seeding.seed_everything(seeding.derive(config.seed, "resume", done, distributed.rank()))
         if distributed.first():
-            changed = checkpoint.changed_settings(plain["config"], config.to_json())
+            changed = checkpoint.changed_settings(plain["config"], config.to_json(), Config().to_json())
             print(f"RL goes on after step {done}", *changed, sep="\n  changed: ", flush=True)
 
     def remove_later() -> None:

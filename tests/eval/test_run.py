@@ -152,6 +152,18 @@ def test_a_folder_of_other_settings_is_refused_with_the_difference(tmp_path, jud
         run.main(arguments(tmp_path, "--turns", "1", *options))
 
 
+def test_a_folder_from_before_a_setting_existed_goes_on(tmp_path, judges):
+    options = arguments(tmp_path, "--samples", "1", "--turns", "1")
+    run.main(options)
+    (path,) = tmp_path.rglob("settings.json")
+    saved = json.loads(path.read_text())
+    del saved["config"]["eval"]["temperature"], saved["config"]["rejection"]
+    path.write_text(json.dumps(saved))
+    run.main(options)
+    with pytest.raises(RunError, match=r"config\.eval\.temperature: 1\.0 -> 0\.5"):
+        run.main(arguments(tmp_path, "--samples", "1", "--turns", "1", "--set", "eval.temperature=0.5"))
+
+
 def test_a_list_of_degenerate_problems_is_left_out_and_belongs_to_the_settings(tmp_path, judges):
     (first, *_) = load("generator:heldout:3")
     path = tmp_path / "list.json"

@@ -234,6 +234,14 @@ def test_changed_settings_are_named():
         "optim.lr: 0.1 -> 0.2",
     ]
     assert checkpoint.changed_settings(saved, saved) == []
+    # A name that is new means what it stood for before it was one.
+    now = {"seed": 1, "optim": {"lr": 0.2, "beta1": 0.9, "late": 5}, "new": {"x": 1}, "other": 3}
+    usual = {"seed": 7, "new": {"x": 1}, "optim": {"lr": 0.3, "late": 5}, "other": 4}
+    assert checkpoint.changed_settings(saved, now, usual) == [
+        "gone: 2 -> None",
+        "optim.lr: 0.1 -> 0.2",
+        "other: 4 -> 3",
+    ]
 
 
 def test_done_marks(tmp_path):
