@@ -224,7 +224,8 @@ def test_variants_are_paired_by_seed_and_what_is_missing_is_named(tmp_path, caps
 def test_one_seed_is_paired_with_the_same_one_of_several(tmp_path):
     for name, seeds in (("a", (1, 2, 3)), ("b", (2,))):
         for seed in seeds:
-            rows = {"p": [[a_turn(0.5 + (name == "a" and seed == 2), problem=str(seed))]]}
+            last = a_turn(0.5 + (name == "a" and seed == 2), problem=str(seed))
+            rows = {"p": [[a_turn(0.5, problem=str(seed)), last]]}
             write_evaluation(tmp_path / name / f"seed{seed}" / "eval/rl", rows, seed)
     comparison = compare.compare([compare.open_side(tmp_path / name) for name in "ab"])
     difference = comparison.rows[0][2][1]
