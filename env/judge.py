@@ -38,7 +38,16 @@ from env.measure import Stopwatch
 from env.profile_table import profiling_ratio, valid_rows
 from env.records import Problem, Verdict, sha256
 from env.reference import Reference, ReferenceCache, Rejected, Trial, TrialKind, is_ours
-from env.replay import LEARNED, hidden, learned, proven, replaying, same_constants, unproven
+from env.replay import (
+    ELEMENTS_A_NUMBER,
+    HOST_READ_US,
+    hidden,
+    learned,
+    proven,
+    replaying,
+    same_constants,
+    unproven,
+)
 from env.room import SHORT
 from env.rules import Rules
 from env.session import ForeignError, Outputs, ProtocolError, Session, TooBig
@@ -413,16 +422,17 @@ class Judge:
             raise Rejected(
                 "hack", f"right when checked, wrong when timed: {result.message}", rule="timed_output_differs"
             )
-        fresh = replaying(self.spares, session, traced)
-        ending.callback(fresh.end)
-        outputs, trial = self._proven(reference, session, fresh, traced, tolerance)
+        outputs, fresh, numbers = self._proven(reference, session, traced, tolerance, ending)
+        trial = reference.trial(TrialKind("effect"))
         if not own_launches(launches_in(outputs.facts)):
             raise Rejected(
                 "hack", "it launches its kernels when it is checked, not when it is timed", rule="stops_working"
             )
         reference_rows = reference.modelled_rows(trial)
         rows = valid_rows(outputs.facts.get("rows"))
-        claimed = sum(row["time_us"] for row in rows)
+        claimed = sum(row["time_us"] for row in rows) + numbers * HOST_READ_US
+        if numbers:
+            verdict.evidence["numbers_from_the_host"] = numbers
         verdict.reference_us = sum(row["time_us"] for row in reference_rows)
         floor = min(modelled.modelled_us(reference.needed_bytes(trial), 1), verdict.reference_us)
         verdict.evidence["floor_us"] = round(floor, 4)
@@ -442,35 +452,43 @@ class Judge:
         return fresh
 
     def _proven(
-        self, reference: Reference, session: Session, fresh: Session, traced: Outputs, tolerance: Tolerance
-    ) -> tuple[Outputs, Trial]:
-        """The program's outputs and counts on inputs that its author hasn't seen; on those that it was written down
-        with where it looks at values on the way, once it is known to have learned next to nothing of them.
+        self, reference: Reference, session: Session, traced: Outputs, tolerance: Tolerance, ending: ExitStack
+    ) -> tuple[Outputs, Session, int]:
+        """(the program's outputs and counts on inputs that weren't seen when it was written, the worker that holds it,
+        how many numbers it took from the host). Raises Rejected.
         """
+
+        def held(pass_: Outputs) -> Session:
+            fresh = replaying(self.spares, session, pass_)
+            ending.callback(fresh.end)
+            return fresh
 
         def run(worker: Session, trial: Trial) -> tuple[Outputs, Comparison]:
             return self._run(worker, trial, tolerance, "model_time", train=True, seed=0)
 
         seen, unseen = reference.trial(TrialKind("timed0")), reference.trial(TrialKind("effect"))
-        program, wrong = traced.facts["program"], "other inputs have other shapes"
+        fresh, program, wrong = held(traced), traced.facts["program"], "other inputs have other shapes"
         if unseen.layout == seen.layout:
             found = proven(fresh, unseen, run)
             if isinstance(found, Outputs):
-                return found, unseen
+                return found, fresh, 0
             if not program.get("host_reads"):
                 raise hidden(found)
             wrong = found
         again, result = self._run(session, unseen, tolerance, "trace", train=True, seed=0)
         if not result.match:
-            raise unproven(wrong)
-        constants = session.export("constants", "constants", "constants")
-        elements = sum(math.prod(node["shape"]) for node in tensor_nodes(seen.outputs.layout))
-        if not same_constants(fresh, constants) or learned(program, again.facts.get("program")) * LEARNED > elements:
+            raise Rejected(
+                "hack", f"right when checked, wrong when timed: {result.message}", rule="timed_output_differs"
+            )
+        second = held(again)
+        numbers = learned(program, again.facts["program"])
+        elements = sum(math.prod(node["shape"]) for node in tensor_nodes(unseen.outputs.layout))
+        if not same_constants(fresh, second) or len(numbers) * ELEMENTS_A_NUMBER > elements:
             raise unproven(f"it looks at values on the host, and other inputs have others: {wrong}")
-        found = proven(fresh, seen, run)
+        found = proven(second, unseen, run)
         if not isinstance(found, Outputs):
             raise hidden(found)
-        return found, seen
+        return found, second, len(numbers)
 
     def _measure(
         self, reference: Reference, session: Session, verdict: Verdict, tolerance: Tolerance, cost: dict[str, float]

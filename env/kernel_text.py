@@ -263,6 +263,10 @@ class _Check(ast.NodeVisitor):
         arguments = node.args
         if arguments.vararg or arguments.kwarg or arguments.kwonlyargs:
             self.refuse("takes arguments by * or **")
+        for default in arguments.defaults:
+            # A list would be the same one in every program: `+=` adds to it.
+            if any(isinstance(part, (ast.List, ast.Tuple, ast.JoinedStr)) for part in ast.walk(default)):
+                self.refuse("has a default that could be kept")
 
     def refuse(self, what: str) -> None:
         raise Refused(f"the kernel {self.kernel.name} {what}")

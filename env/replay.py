@@ -2,13 +2,14 @@
 
 Runs in the judge (CPU). What a candidate's process counts of itself is a claim; here its pass, written down
 (`env.trace`), is run by a fresh worker (`env.program`). If that gives the right outputs, then what it counts is what
-the candidate does. If it doesn't, something was done that isn't in the program; where Python looked at values on the
-way, that may be honest, and nothing is known.
+the candidate does. If it doesn't, something was done that isn't in the program. Where Python looked at values on the
+way, that may be honest: then a second pass is written down on those other inputs, which may differ from the first one,
+written before, in a few numbers only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,8 +21,10 @@ from env.session import ForeignError, Outputs, ProtocolError, Session
 from env.spares import Spares
 from env.worker import WorkerDied, WorkerTimeout
 
-# Of so many elements of the outputs one number may have been learned from the inputs.
-LEARNED = 100
+# Of so many elements of the outputs one number may have been learned from the inputs, and what it costs a GPU to wait
+# for the host: five launches.
+ELEMENTS_A_NUMBER, HOST_READ_US = 100, 10.0
+MAX_NUMBER_CHARS = 32  # of a number as text
 Run = Callable[[Session, Trial], tuple[Outputs, Comparison]]
 
 
@@ -66,11 +69,10 @@ def proven(fresh: Session, trial: Trial, run: Run) -> Outputs | str:
         return str(error)[:400]
 
 
-def same_constants(fresh: Session, other: tuple[dict[str, Any], torch.Tensor]) -> bool:
-    """Whether another trace found in memory what the one that `fresh` holds found."""
-    layout, data = other
-    held = fresh.buffers["state"].tensor
-    return fresh.constants == layout and data.numel() <= held.numel() and torch.equal(held[: data.numel()], data)
+def same_constants(one: Session, other: Session) -> bool:
+    """Whether two traces found the same in memory."""
+    mine, theirs = one.buffers["state"].tensor, other.buffers["state"].tensor
+    return one.constants == other.constants and torch.equal(mine, theirs)
 
 
 def hidden(wrong: str) -> Rejected:
@@ -82,14 +84,26 @@ def hidden(wrong: str) -> Rejected:
     )
 
 
-def learned(first: Any, second: Any) -> int:
-    """How many numbers and texts of two traces of the same code differ: no more can it have put into the program of
-    what it saw of its inputs. Raises Rejected where their steps aren't the same.
+def learned(first: dict[str, Any], second: dict[str, Any]) -> set[tuple[str, str]]:
+    """The numbers in which two traces of the same code differ, as pairs: no more can the second one have put into its
+    program of what it saw of its inputs. Raises Rejected where they differ in anything else.
     """
+    if first.get("units") != second.get("units") or first.get("constants") != second.get("constants"):
+        raise unproven("its kernels or its memory depend on the values of its inputs")
+    return set(_differences(first, second))
+
+
+def _differences(first: Any, second: Any) -> Iterator[tuple[str, str]]:
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
-        return sum(learned(first[key], second[key]) for key in first)
-    if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
-        return sum(map(learned, first, second))
-    if isinstance(first, (dict, list)) or isinstance(second, (dict, list)):
+        for key in first:
+            yield from _differences(first[key], second[key])
+    elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        for mine, theirs in zip(first, second):
+            yield from _differences(mine, theirs)
+    elif isinstance(first, (dict, list)) or isinstance(second, (dict, list)):
         raise unproven("what it does depends on the values of its inputs")
-    return int(first != second)
+    elif first != second:
+        pair = repr(first), repr(second)
+        if max(map(len, pair)) > MAX_NUMBER_CHARS:
+            raise unproven("what it does depends on the values of its inputs")
+        yield pair

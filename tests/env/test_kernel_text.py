@@ -120,6 +120,7 @@ REFUSED = {
     "the module of a module": "def k(x):\n    tl.semantic.TritonSemantic",
     "triton's runtime": "def k(x):\n    triton.runtime.driver",
     "the interpreter's names": "def k(x):\n    interpreter_semantic.to_tensor(x)",
+    "a list as a default": "def k(x, memo=[]):\n    memo += [tl.load(x)]",
     "a default of another kind": "def k(x, memo=[].append):\n    memo(x)",
 }
 
