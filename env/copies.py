@@ -6,7 +6,8 @@ the work and a kernel copies the result to the output, the output needs the kern
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ class Copies:
         if self.useful.get(name, False):
             return call(args, kwargs)
         tensors = _tensors(args, kwargs)
-        if sum(tensor.nbytes for tensor in tensors) > MAX_BYTES:
+        if not tensors or sum(tensor.nbytes for tensor in tensors) > MAX_BYTES:
             self.useful[name] = True
             return call(args, kwargs)
         before = [tensor.detach().clone() for tensor in tensors]
@@ -37,8 +38,8 @@ class Copies:
         self.useful[name] = computes(before, tensors)
         if not self.useful[name]:
             others = {id(tensor): _other_values(tensor) for tensor in tensors}
-            args = tuple(others.get(id(value), value) for value in args)
-            kwargs = {key: others.get(id(value), value) for key, value in kwargs.items()}
+            args = tuple(_swapped(value, others) for value in args)
+            kwargs = {key: _swapped(value, others) for key, value in kwargs.items()}
             tensors = _tensors(args, kwargs)
             before = [tensor.clone() for tensor in tensors]
             call(args, kwargs)
@@ -47,7 +48,32 @@ class Copies:
 
 
 def _tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    return [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    return [tensor for value in (*args, *kwargs.values()) for tensor in _within(value)]
+
+
+def _within(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of an argument: itself, those of a tuple, the one that a descriptor or a wrapper is about."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _within(item)
+    elif isinstance(getattr(value, "base", None), torch.Tensor):
+        yield value.base
+
+
+def _swapped(value: Any, others: dict[int, torch.Tensor]) -> Any:
+    """An argument with other tensors in the place of its own."""
+    if isinstance(value, torch.Tensor):
+        return others.get(id(value), value)
+    if isinstance(value, (tuple, list)):
+        items = [_swapped(item, others) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(getattr(value, "base", None), torch.Tensor):
+        swapped = copy.copy(value)
+        swapped.base = others.get(id(value.base), value.base)
+        return swapped
+    return value
 
 
 def _other_values(tensor: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,7 @@ def replaying(spares: Spares, session: Session, traced: Outputs) -> Session:
         fresh.ask("program", timeout_s, program=program, layout=layout, buffer="state", folder=fresh.worker.scratch)
     except ForeignError as error:
         fresh.end()
-        raise unproven(error.message) from error
+        raise unproven(error.message.removeprefix("Refused: ")) from error
     except BaseException:
         fresh.end()
         raise

@@ -86,3 +86,27 @@ def test_strided_arguments():
     launch(copies, "copy", copy, X.t())
     launch(copies, "relu", relu, X.exp()[:, ::2])
     assert copies.useful == {"copy": False, "relu": True}
+
+
+def test_a_kernel_is_given_its_tensors_by_descriptors_and_tuples():
+    """What lies in a descriptor or a tuple is looked at and replaced as what is handed over plainly."""
+
+    class Descriptor:
+        def __init__(self, base: torch.Tensor) -> None:
+            self.base = base
+
+    def copying(given, pair):
+        pair[0].base.copy_(given.base)
+
+    def doubling(given, pair):
+        pair[0].base.copy_(2 * given.base)
+
+    for kernel, computes_something in ((copying, False), (doubling, True)):
+        copies, x, out = Copies(), torch.randn(8), torch.empty(8)
+        args = (Descriptor(x), (Descriptor(out), 3))
+        copies.launch("k", lambda args, kwargs, kernel=kernel: kernel(*args, **kwargs), args, {})
+        assert copies.useful == {"k": computes_something}
+        assert args[0].base is x and args[1][0].base is out
+    copies = Copies()
+    copies.launch("k", lambda args, kwargs: None, (3,), {})
+    assert copies.useful == {"k": True}  # nothing to look at says nothing
