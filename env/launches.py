@@ -118,20 +118,21 @@ def install(log: LaunchLog, device: str) -> None:
 
 def note_compiling(folder: Path) -> None:
     """Leave the name of the kernel that is being compiled in a file of `folder`: should it never end, the author learns
-    that it was the compiler that was still at work.
+    that it was the compiler that was still at work. Not by Triton's own hooks: for these it writes a kernel's constants
+    as JSON, which a function among them (`FN=act`) isn't.
     """
-    from triton import knobs
+    from triton.runtime.jit import JITFunction
 
-    marker = folder / COMPILING
+    marker, compiled = folder / COMPILING, JITFunction._do_compile  # Triton 3.6 and 3.7
 
-    def before(**facts: Any) -> bool:
-        marker.write_text(str(getattr(facts.get("fn"), "name", "a kernel")))
-        return False
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        marker.write_text(str(getattr(self.fn, "__name__", "a kernel")))
+        try:
+            return compiled(self, *args, **kwargs)
+        finally:
+            marker.unlink(missing_ok=True)
 
-    def after(**facts: Any) -> None:
-        marker.unlink(missing_ok=True)
-
-    knobs.runtime.jit_cache_hook, knobs.runtime.jit_post_compile_hook = before, after
+    JITFunction._do_compile = noted
 
 
 def knock_out(log: LaunchLog, device: str) -> None:

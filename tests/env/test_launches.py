@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from env import launches
-from env.launches import LaunchLog, install, knock_out, poisoned_fresh_memory
+from env.launches import COMPILING, LaunchLog, install, knock_out, note_compiling, poisoned_fresh_memory
 
 pytestmark = pytest.mark.budget(60)
 ROOT = Path(__file__).resolve().parents[2]
@@ -436,3 +436,29 @@ def test_a_patched_set_stream_is_left_for_the_watch(streams):
     with poisoned_fresh_memory():
         torch.cuda.set_stream = fake
     assert torch.cuda.set_stream is fake
+
+
+def test_the_kernel_that_is_being_compiled_is_named_whatever_its_constants_are(tmp_path, monkeypatch):
+    """Not through Triton's hooks, which write constants as JSON: a function is none."""
+    from triton.runtime.jit import JITFunction
+
+    seen = []
+
+    def compiled(self, *args, **kwargs):
+        seen.append((tmp_path / COMPILING).read_text())
+        if args:
+            raise RuntimeError("no such instruction")
+        return "a kernel"
+
+    monkeypatch.setattr(JITFunction, "_do_compile", compiled)
+    note_compiling(tmp_path)
+
+    def scaled(x):
+        return x
+
+    kernel = JITFunction.__new__(JITFunction)
+    kernel.fn = scaled
+    assert kernel._do_compile() == "a kernel"
+    with pytest.raises(RuntimeError, match="no such instruction"):
+        kernel._do_compile({"FN": scaled})
+    assert seen == ["scaled", "scaled"] and not (tmp_path / COMPILING).exists()
