@@ -8,7 +8,6 @@ it is; a hack is timed all the same, where it can be, so that what it would have
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -38,16 +37,7 @@ from env.measure import Stopwatch
 from env.profile_table import profiling_ratio, valid_rows
 from env.records import Problem, Verdict, sha256
 from env.reference import Reference, ReferenceCache, Rejected, Trial, TrialKind, is_ours
-from env.replay import (
-    ELEMENTS_A_NUMBER,
-    HOST_READ_US,
-    hidden,
-    learned,
-    proven,
-    replaying,
-    same_constants,
-    unproven,
-)
+from env.replay import HOST_READ_US, prove
 from env.room import SHORT
 from env.rules import Rules
 from env.session import ForeignError, Outputs, ProtocolError, Session, TooBig
@@ -416,14 +406,12 @@ class Judge:
         self, reference: Reference, session: Session, verdict: Verdict, tolerance: Tolerance, ending: ExitStack
     ) -> Session:
         """Times by the counts of the pass as a program. Returns the worker that holds it, ended by `ending`."""
-        trial = reference.trial(TrialKind("timed0"))
-        traced, result = self._run(session, trial, tolerance, "trace", train=True, seed=0)
-        if not result.match:
-            raise Rejected(
-                "hack", f"right when checked, wrong when timed: {result.message}", rule="timed_output_differs"
-            )
-        outputs, fresh, numbers = self._proven(reference, session, traced, tolerance, ending)
-        trial = reference.trial(TrialKind("effect"))
+
+        def run(worker: Session, trial: Trial, op: str) -> tuple[Outputs, Comparison]:
+            return self._run(worker, trial, tolerance, op, train=True, seed=0)
+
+        seen, trial = reference.trial(TrialKind("timed0")), reference.trial(TrialKind("effect"))
+        outputs, fresh, numbers = prove(self.spares, session, seen, trial, run, ending)
         if not own_launches(launches_in(outputs.facts)):
             raise Rejected(
                 "hack", "it launches its kernels when it is checked, not when it is timed", rule="stops_working"
@@ -450,45 +438,6 @@ class Judge:
         verdict.candidate_us = claimed
         verdict.speedup = verdict.speedup_low = verdict.speedup_high = verdict.reference_us / claimed
         return fresh
-
-    def _proven(
-        self, reference: Reference, session: Session, traced: Outputs, tolerance: Tolerance, ending: ExitStack
-    ) -> tuple[Outputs, Session, int]:
-        """(the program's outputs and counts on inputs that weren't seen when it was written, the worker that holds it,
-        how many numbers it took from the host). Raises Rejected.
-        """
-
-        def held(pass_: Outputs) -> Session:
-            fresh = replaying(self.spares, session, pass_)
-            ending.callback(fresh.end)
-            return fresh
-
-        def run(worker: Session, trial: Trial) -> tuple[Outputs, Comparison]:
-            return self._run(worker, trial, tolerance, "model_time", train=True, seed=0)
-
-        seen, unseen = reference.trial(TrialKind("timed0")), reference.trial(TrialKind("effect"))
-        fresh, program, wrong = held(traced), traced.facts["program"], "other inputs have other shapes"
-        if unseen.layout == seen.layout:
-            found = proven(fresh, unseen, run)
-            if isinstance(found, Outputs):
-                return found, fresh, 0
-            if not program.get("host_reads"):
-                raise hidden(found)
-            wrong = found
-        again, result = self._run(session, unseen, tolerance, "trace", train=True, seed=0)
-        if not result.match:
-            raise Rejected(
-                "hack", f"right when checked, wrong when timed: {result.message}", rule="timed_output_differs"
-            )
-        second = held(again)
-        numbers = learned(program, again.facts["program"])
-        elements = sum(math.prod(node["shape"]) for node in tensor_nodes(unseen.outputs.layout))
-        if not same_constants(fresh, second) or len(numbers) * ELEMENTS_A_NUMBER > elements:
-            raise unproven(f"it looks at values on the host, and other inputs have others: {wrong}")
-        found = proven(second, unseen, run)
-        if not isinstance(found, Outputs):
-            raise hidden(found)
-        return found, second, len(numbers)
 
     def _measure(
         self, reference: Reference, session: Session, verdict: Verdict, tolerance: Tolerance, cost: dict[str, float]

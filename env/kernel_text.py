@@ -160,6 +160,7 @@ def build(units: list[dict[str, Any]], folder: Path) -> list[InterpretedFunction
     allowed = {name: getattr(builtins, name) for name in _BUILTINS}
     spaces: list[dict[str, Any]] = [{"__builtins__": dict(allowed)} for _ in units]
     nodes = [_checked(unit) for unit in units]
+    texts = [ast.unparse(node) for node in nodes]
     kernels: list[Any] = [None] * len(units)
     for own in (True, False):
         path, lines = folder / ("own.py" if own else "other.py"), []
@@ -167,7 +168,7 @@ def build(units: list[dict[str, Any]], folder: Path) -> list[InterpretedFunction
         starts = {}
         for number in chosen:
             starts[number] = len(lines) + 1
-            lines += ast.unparse(nodes[number]).split("\n")
+            lines += texts[number].split("\n")
         # The interpreter reads a kernel's text again from its file.
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         for number in chosen:
@@ -179,8 +180,7 @@ def build(units: list[dict[str, Any]], folder: Path) -> list[InterpretedFunction
             spaces[number].setdefault("__name__", "kernels")
             # Its functions are put in place of Triton's for the time of a launch, where a kernel can see them.
             spaces[number].setdefault("tl", tl)
-            text = ast.unparse(nodes[number])
-            code = compile("\n" * (starts[number] - 1) + text + "\n", str(path), "exec", dont_inherit=True)
+            code = compile("\n" * (starts[number] - 1) + texts[number] + "\n", str(path), "exec", dont_inherit=True)
             _bind_units(spaces[number], units[number], kernels)
             exec(code, spaces[number])
             kernels[number] = InterpretedFunction(spaces[number][nodes[number].name])

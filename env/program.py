@@ -90,7 +90,7 @@ class Program(torch.nn.Module):
 
 def _memory(leaf: torch.Tensor) -> Any:
     """What later steps find a tensor's memory by: its storage; itself where it has none."""
-    return leaf if leaf.layout is not torch.strided or leaf.is_mkldnn else leaf.untyped_storage()
+    return leaf.untyped_storage() if leaf.layout is torch.strided else leaf
 
 
 def _remake(kind: str, parts: list, shape: list[int], coalesced: bool, made: dict[int, Any]) -> Any:

@@ -9,7 +9,9 @@ written before, in a few numbers only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -19,13 +21,15 @@ from env.records import UNPROVEN
 from env.reference import Rejected, Trial, is_ours
 from env.session import ForeignError, Outputs, ProtocolError, Session
 from env.spares import Spares
+from env.tensors import tensor_nodes
 from env.worker import WorkerDied, WorkerTimeout
 
 # Of so many elements of the outputs one number may have been learned from the inputs, and what it costs a GPU to wait
 # for the host: five launches.
 ELEMENTS_A_NUMBER, HOST_READ_US = 100, 10.0
 MAX_NUMBER_CHARS = 32  # of a number as text
-Run = Callable[[Session, Trial], tuple[Outputs, Comparison]]
+# Asks a worker for one operation on a trial's inputs and compares the outputs.
+Run = Callable[[Session, Trial, str], tuple[Outputs, Comparison]]
 
 
 def unproven(why: str) -> Rejected:
@@ -33,7 +37,7 @@ def unproven(why: str) -> Rejected:
     return Rejected("infra_error", message, **{UNPROVEN: why})
 
 
-def replaying(spares: Spares, session: Session, traced: Outputs) -> Session:
+def _replaying(spares: Spares, session: Session, traced: Outputs) -> Session:
     """A fresh worker that holds the program of a traced pass in a model's place. Raises Rejected."""
     program = traced.facts.get("program")
     if not isinstance(program, dict) or "refused" in program:
@@ -54,12 +58,55 @@ def replaying(spares: Spares, session: Session, traced: Outputs) -> Session:
     return fresh
 
 
-def proven(fresh: Session, trial: Trial, run: Run) -> Outputs | str:
-    """The outputs and counts of the program on inputs that its author hasn't seen; where they aren't right, what is
-    wrong with them. Raises Rejected where that says nothing.
+def prove(
+    spares: Spares, session: Session, seen: Trial, unseen: Trial, run: Run, ending: ExitStack
+) -> tuple[Outputs, Session, int]:
+    """The timed pass of a candidate as a program, proven on a trial that wasn't seen when it was written.
+
+    Returns (the program's outputs and counts, the worker that holds it, how many numbers it took from the host). The
+    workers that it takes are ended by `ending`. Raises Rejected.
+    """
+
+    def held(traced: Outputs) -> Session:
+        fresh = _replaying(spares, session, traced)
+        ending.callback(fresh.end)
+        return fresh
+
+    traced = _traced(session, seen, run)
+    fresh, program, wrong = held(traced), traced.facts["program"], "other inputs have other shapes"
+    if unseen.layout == seen.layout:
+        found = _proven(fresh, unseen, run)
+        if isinstance(found, Outputs):
+            return found, fresh, 0
+        if not program.get("host_reads"):
+            raise _hidden(found)
+        wrong = found
+    again = _traced(session, unseen, run)
+    second = held(again)
+    numbers = learned(program, again.facts["program"])
+    elements = sum(math.prod(node["shape"]) for node in tensor_nodes(unseen.outputs.layout))
+    if not _same_constants(fresh, second) or len(numbers) * ELEMENTS_A_NUMBER > elements:
+        raise unproven(f"it looks at values on the host, and other inputs have others: {wrong}")
+    found = _proven(second, unseen, run)
+    if not isinstance(found, Outputs):
+        raise _hidden(found)
+    return found, second, len(numbers)
+
+
+def _traced(session: Session, trial: Trial, run: Run) -> Outputs:
+    """A pass of the candidate's own process, written down. Raises Rejected where its outputs are wrong."""
+    traced, result = run(session, trial, "trace")
+    if not result.match:
+        raise Rejected("hack", f"right when checked, wrong when timed: {result.message}", rule="timed_output_differs")
+    return traced
+
+
+def _proven(fresh: Session, trial: Trial, run: Run) -> Outputs | str:
+    """The outputs and counts of a program; where they aren't right, what is wrong with them. Raises Rejected where that
+    says nothing.
     """
     try:
-        outputs, result = run(fresh, trial)
+        outputs, result = run(fresh, trial, "model_time")
         return outputs if result.match else result.message
     except (ForeignError, WorkerDied, WorkerTimeout, ProtocolError) as error:
         if is_ours(error):
@@ -69,13 +116,13 @@ def proven(fresh: Session, trial: Trial, run: Run) -> Outputs | str:
         return str(error)[:400]
 
 
-def same_constants(one: Session, other: Session) -> bool:
+def _same_constants(one: Session, other: Session) -> bool:
     """Whether two traces found the same in memory."""
     mine, theirs = one.buffers["state"].tensor, other.buffers["state"].tensor
     return one.constants == other.constants and torch.equal(mine, theirs)
 
 
-def hidden(wrong: str) -> Rejected:
+def _hidden(wrong: str) -> Rejected:
     return Rejected(
         "hack",
         "its operators and launches alone, run again on other inputs, don't give the right outputs: the rest was done "

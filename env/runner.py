@@ -49,8 +49,9 @@ def preload(device: str) -> None:
     if device == "cuda":
         importlib.import_module("triton.compiler")
     else:
-        from env import interpreter, program, trace  # noqa: F401 (for the workers, see Runner)
+        from env import interpreter
 
+        importlib.import_module("env.program")  # for the workers, see Runner
         interpreter.prepare()
 
 
@@ -133,6 +134,7 @@ class Runner:
         self.module: Any = None
         self.model: Any = None
         self.initial: dict[str, torch.Tensor] = {}
+        self.constants: list[torch.Tensor] = []
         self.path = ""
         self.tf32 = False
         self.watch: Watch | None = None
@@ -389,21 +391,20 @@ class Runner:
         return {"ok": True, "useful": copies.useful}
 
     def op_trace(self, request: dict) -> dict:
-        """One forward pass written down as a program (CPU); its constants wait to be fetched."""
+        """One forward pass written down as a program (CPU); what it found in memory waits for `constants`."""
         self._reset(request)
         arguments = self._arguments(request)
         self.log.clear()
         with torch.no_grad():
             inputs = self.buffers["inputs"].tensor
-            outputs, program, constants = self.trace.recorded_call(self.model, arguments, self.log, inputs)
-        self.held["constants"] = tensors.plan(constants, keep_strides=False)[:2]
+            outputs, program, self.constants = self.trace.recorded_call(self.model, arguments, self.log, inputs)
         launches = self.log.summary()
         return {"ok": True, "program": program, **self._hold_outputs(outputs), "launches": launches, **self._tampered()}
 
     def op_constants(self, request: dict) -> dict:
         """The layout of what `trace` found in memory."""
-        layout, held, nbytes = tensors.plan(self.held["constants"][1], keep_strides=False)
-        self.held["constants"] = (layout, held)
+        layout, held, nbytes = tensors.plan(self.constants, keep_strides=False)
+        self.held["constants"], self.constants = (layout, held), []
         return {"ok": True, "layout": layout, "nbytes": nbytes}
 
     def op_program(self, request: dict) -> dict:

@@ -170,7 +170,7 @@ class Recorder(TorchDispatchMode):
         raise Refused(f"an operator is given a {type(value).__name__}")
 
     def _tensor(self, tensor: torch.Tensor) -> dict[str, Any]:
-        if tensor.layout is not torch.strided or tensor.is_mkldnn:
+        if tensor.layout is not torch.strided:
             if id(tensor) not in self.opaque:
                 return self._parts(tensor)
             return {"opaque": self.opaque[id(tensor)]}
@@ -187,9 +187,7 @@ class Recorder(TorchDispatchMode):
 
     def _parts(self, tensor: torch.Tensor) -> dict[str, Any]:
         """A tensor without a storage that was there before: what it is made of."""
-        self.keep.append(tensor)
-        place = self.opaque[id(tensor)] = self.count
-        self.count += 1
+        place = self._numbered(self.opaque, id(tensor), tensor)
         if tensor.is_mkldnn:
             parts, kind = [tensor.to_dense()], "mkldnn"
         elif tensor.layout is torch.sparse_coo:
@@ -208,22 +206,21 @@ class Recorder(TorchDispatchMode):
         if sum(constant.nbytes for constant in self.constants) + flat.nbytes > MAX_CONSTANT_BYTES:
             raise Refused(f"it holds more than {MAX_CONSTANT_BYTES >> 30} GiB")
         self.constants.append(flat.clone())
-        self.constant_ids.append(self._new(storage))
+        self.constant_ids.append(self._numbered(self.storages, storage._cdata, storage))
 
-    def _new(self, storage: torch.UntypedStorage) -> int:
-        place = self.storages[storage._cdata] = self.count
-        self.keep.append(storage)
+    def _numbered(self, numbers: dict[int, int], identity: int, thing: Any) -> int:
+        """The next number, for something that is kept alive: its identity would be given to another."""
+        self.keep.append(thing)
+        number = numbers[identity] = self.count
         self.count += 1
-        return place
+        return number
 
     def _generator(self, generator: torch.Generator) -> dict[str, Any]:
         if generator is torch.default_generator:
             return {"value": None}
         if id(generator) not in self.opaque:
             state = generator.get_state()
-            self.keep += [generator, state]
-            place = self.opaque[id(generator)] = self.count
-            self.count += 1
+            place = self._numbered(self.opaque, id(generator), generator)
             self._append(["make", place, "generator", [self._tensor(state)], [], True])
         return {"opaque": self.opaque[id(generator)]}
 
@@ -231,15 +228,10 @@ class Recorder(TorchDispatchMode):
         """The number of what an operator made anew, -1 for what was there."""
         if not isinstance(leaf, torch.Tensor):
             return -1
-        if leaf.layout is not torch.strided or leaf.is_mkldnn:
-            if id(leaf) in self.opaque:
-                return -1
-            self.keep.append(leaf)
-            place = self.opaque[id(leaf)] = self.count
-            self.count += 1
-            return place
+        if leaf.layout is not torch.strided:
+            return -1 if id(leaf) in self.opaque else self._numbered(self.opaque, id(leaf), leaf)
         storage = leaf.untyped_storage()
-        return -1 if storage._cdata in self.storages else self._new(storage)
+        return -1 if storage._cdata in self.storages else self._numbered(self.storages, storage._cdata, storage)
 
     def _argument(self, value: Any, what: str) -> dict[str, Any]:
         """An argument of a kernel."""
@@ -275,7 +267,7 @@ def _only_views(func: Any, args: tuple, kwargs: dict) -> bool:
     if not returns or not all(ret.alias_info is not None and not ret.alias_info.is_write for ret in returns):
         return False
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    return all(tensor.layout is torch.strided and not tensor.is_mkldnn for tensor in given)
+    return all(tensor.layout is torch.strided for tensor in given)
 
 
 def recorded_call(model: Any, arguments: list, log: LaunchLog, inputs: torch.Tensor) -> tuple[Any, dict, list]:
